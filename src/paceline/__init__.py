@@ -1,0 +1,54 @@
+"""Train one neural network on many processes that keep pace by a rule.
+
+Importing this starts no MPI and imports no framework; each name below is loaded at first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from paceline.comm import World
+    from paceline.errors import PacelineError
+    from paceline.launch.world import init
+    from paceline.rules import BSP
+    from paceline.training.callbacks import Callback
+    from paceline.training.pace import keep_pace, shard
+    from paceline.training.trainer import Result, Trainer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BSP": "paceline.rules",
+    "Callback": "paceline.training.callbacks",
+    "PacelineError": "paceline.errors",
+    "Result": "paceline.training.trainer",
+    "Trainer": "paceline.training.trainer",
+    "World": "paceline.comm",
+    "init": "paceline.launch.world",
+    "keep_pace": "paceline.training.pace",
+    "shard": "paceline.training.pace",
+}
+
+__all__ = [
+    "BSP",
+    "Callback",
+    "PacelineError",
+    "Result",
+    "Trainer",
+    "World",
+    "init",
+    "keep_pace",
+    "shard",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'paceline' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,58 @@
+"""How many ranks a command gets, and who starts them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from paceline.errors import LaunchError
+from paceline.launch.cores import available_cores, threads_per_rank
+from paceline.launch.environment import Environment, detect
+from paceline.launch.local import Job, find_mpirun, start
+
+
+def add_rank_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="processes to start (default: the physical cores available; under mpirun or srun "
+        "theirs are joined instead)",
+    )
+    parser.add_argument(
+        "--threads", type=int, metavar="T", help="threads per rank (default: cores / ranks)"
+    )
+
+
+def start_or_join(args: argparse.Namespace, command: Sequence[str], join: Callable[[], int]) -> int:
+    """Run `join` in this process if it is a rank or the only one, else start ranks of `command`."""
+    environment = detect()
+    if environment.launched:
+        if args.ranks not in (None, environment.size):
+            raise LaunchError(
+                f"you said -n {args.ranks}, but {environment.kind} has started {environment.size} "
+                "ranks already; leave -n away"
+            )
+        return join()
+    ranks = args.ranks if args.ranks is not None else _default_ranks(environment)
+    threads = args.threads or threads_per_rank(max(1, ranks), available_cores())
+    if ranks == 1:
+        os.environ |= {"PACELINE_RANKS": "1", "OMP_NUM_THREADS": str(threads)}
+        return join()
+    return start(Job(ranks, threads, (sys.executable, "-m", "paceline", *command)))
+
+
+def _default_ranks(environment: Environment) -> int:
+    """The tasks of the allocation, else one rank per core; one where no MPI could start more."""
+    cores = environment.size if environment.size > 1 else available_cores()
+    if cores == 1:
+        return 1
+    try:
+        find_mpirun()
+    except LaunchError as error:
+        sys.stderr.write(f"paceline: one process with all cores, since {error}\n")
+        return 1
+    return cores

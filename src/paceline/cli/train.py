@@ -1,0 +1,195 @@
+"""`paceline train`: train a model by its name, on data by its name."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.ranks import add_rank_options, start_or_join
+from paceline.errors import ConfigError
+from paceline.launch.world import fail, init
+from paceline.rules import RULES
+from paceline.training.config import RunConfig, read_assignment, read_config, read_yaml
+
+_FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("--rule", "rule", {"help": f"how the ranks keep pace: {', '.join(RULES)} (default bsp)"}),
+    ("--epochs", "epochs", {"type": int, "help": "times through the training data (default 5)"}),
+    (
+        "--batch-size",
+        "data.batch_size",
+        {"type": int, "help": "samples per rank and step (default 64)"},
+    ),
+    (
+        "--optimizer",
+        "optimizer.name",
+        {"help": "sgd, adam, adamw, ... any of torch.optim (default sgd)"},
+    ),
+    (
+        "--lr",
+        "optimizer.lr",
+        {"type": float, "help": "learning rate (default 0.05 for sgd, else the optimizer's own)"},
+    ),
+    (
+        "--momentum",
+        "optimizer.momentum",
+        {"type": float, "help": "of the optimizer (default 0.9 for sgd)"},
+    ),
+    (
+        "--schedule",
+        "schedule",
+        {"help": "learning rate over time: constant, step or cosine (default constant)"},
+    ),
+    (
+        "--warmup",
+        "schedule.warmup",
+        {"type": float, "help": "epochs in which the rate rises from 0 (default 0)"},
+    ),
+    (
+        "--loss",
+        "loss",
+        {"help": "cross_entropy, mse, mae, huber, nll, ... (default cross_entropy)"},
+    ),
+    (
+        "--accumulate",
+        "accumulate",
+        {"type": int, "help": "batches per rank added up for one step (default 1)"},
+    ),
+    (
+        "--clip-norm",
+        "clip_norm",
+        {"type": float, "help": "largest norm of the averaged gradient (default: none)"},
+    ),
+    (
+        "--patience",
+        "stop.patience",
+        {"type": int, "help": "stop after so many validations without a lower val_loss"},
+    ),
+    (
+        "--target",
+        "stop.target",
+        {"help": "stop when reached, for example 'val_accuracy>=0.97'"},
+    ),
+    (
+        "--validate-every",
+        "validate_every",
+        {"type": int, "help": "epochs between validations (default 1)"},
+    ),
+    ("--seed", "seed", {"type": int, "help": "of model, data order and dropout (default 1)"}),
+    (
+        "--data-dir",
+        "data.dir",
+        {"help": "where the full MNIST lies (default: $PACELINE_DATA, then the cache)"},
+    ),
+    (
+        "--run-dir",
+        "run_dir",
+        {"help": "where to write config, history, events and model (default: a new one in runs/)"},
+    ),
+    (
+        "--progress",
+        "progress",
+        {"help": "auto, bar, plain or off (default auto: a bar on a terminal)"},
+    ),
+)
+"""A flag, the setting it stands for, and its help."""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="train a model on N ranks",
+        description="Train MODEL on TRAIN, validate on VAL. Example: paceline train mnist -n 2",
+        epilog="All settings can be given in a YAML file (--config) or by --set; flags win over "
+        "the file, --set over flags. Exit code: 0 done, 2 wrong settings, 1 anything else.",
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="mnist, file.py:function, package.module:function, or a YAML run file",
+    )
+    parser.add_argument(
+        "train",
+        nargs="?",
+        metavar="TRAIN",
+        help="digits, mnist, file.npz, x.npy,y.npy or file.py:function",
+    )
+    parser.add_argument("validation", nargs="?", metavar="VAL", help="the same kinds as TRAIN")
+    add_rank_options(parser)
+    for flag, setting, options in _FLAGS:
+        metavar = options.get("metavar", flag.removeprefix("--").upper().replace("-", "_"))
+        parser.add_argument(flag, dest=setting, metavar=metavar, **options)
+    parser.add_argument("--config", metavar="RUN.yaml", help="settings of the run")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="any setting, for example --set optimizer.weight_decay=1e-4; may be repeated",
+    )
+    parser.add_argument("--summary", metavar="FILE.json", help="write the outcome for scripts")
+    parser.set_defaults(function=run)
+
+
+def run(args: argparse.Namespace, given: list[str]) -> int:
+    config = _read_settings(args)  # in the launcher too: wrong settings need no ranks to be found
+    return start_or_join(args, given, lambda: _train(config, args.summary))
+
+
+def _read_settings(args: argparse.Namespace) -> RunConfig:
+    layers: list[dict[str, Any]] = []
+    model, file = args.model, args.config
+    if model is not None and model.endswith((".yaml", ".yml")):
+        if file is not None:
+            raise ConfigError(f"two run files were named: {model} and --config {file}")
+        model, file = None, model
+    if file is not None:
+        layers.append(read_yaml(Path(file)))
+    named = {"model": model, "data.train": args.train, "data.validation": args.validation}
+    named |= {setting: vars(args)[setting] for _, setting, _ in _FLAGS}
+    named["threads"] = args.threads
+    layers += [_nested(key, value) for key, value in named.items() if value is not None]
+    layers += [read_assignment(text) for text in args.set]
+    return read_config(*layers)
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+def _train(config: RunConfig, summary: str | None) -> int:
+    from paceline.observe import render_final
+    from paceline.training.rundir import write_json
+    from paceline.training.trainer import Trainer
+
+    world = init()
+    try:
+        result = Trainer(config=config).fit()
+        if world.rank == 0:
+            if summary is not None:
+                write_json(Path(summary), result.summary)
+            width = int(os.environ.get("COLUMNS", 0)) or None
+            terminal = _has_terminal()
+            render_final(result.history, sys.stdout, terminal, width, world.size)
+            sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
+            sys.stdout.flush()
+    except Exception as error:
+        if world.size == 1:
+            raise
+        fail(world, error)
+    return 0
+
+
+def _has_terminal() -> bool:
+    told = os.environ.get("PACELINE_TTY")
+    return told == "1" if told else sys.stdout.isatty()
+
+
+def _short(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path

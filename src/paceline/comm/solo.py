@@ -1,0 +1,47 @@
+"""A world of one rank: every exchange is with itself, so nothing moves."""
+
+from __future__ import annotations
+
+import socket
+from typing import NoReturn
+
+from paceline.comm.world import ANY_RANK, Buffer, Received, T, check_buffer
+from paceline.errors import WorldError
+
+
+class SoloWorld:
+    """The only rank. No MPI is started."""
+
+    rank = 0
+    size = 1
+    node_ranks: tuple[int, ...] = (0,)
+
+    def __init__(self) -> None:
+        self.node = socket.gethostname()
+
+    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
+        check_buffer(buffer)
+
+    def all_reduce(self, buffer: Buffer) -> None:
+        check_buffer(buffer)
+
+    def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
+        raise WorldError(f"rank 0 is alone and cannot send to rank {to}")
+
+    def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
+        raise WorldError("rank 0 is alone and would wait for ever for a message")
+
+    def barrier(self) -> None:
+        return None
+
+    def tell(self, value: T, root: int = 0) -> T:
+        return value
+
+    def share(self, value: T) -> list[T]:
+        return [value]
+
+    def split(self, colour: int) -> SoloWorld:
+        return self
+
+    def abort(self, code: int = 1) -> NoReturn:
+        raise SystemExit(code)

@@ -1,0 +1,163 @@
+"""Many ranks in one process, a thread each: the world of the tests, and of simulations.
+
+    def program(world):
+        x = np.full(3, float(world.rank))
+        world.all_reduce(x)
+        return x
+
+    results = run_world(4, program)
+
+A rank that raises ends the others: they get a WorldError where they wait.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+from paceline.comm.world import ANY_RANK, Buffer, Received, T, check_buffer
+from paceline.errors import WorldError
+
+R = TypeVar("R")
+
+current_world: contextvars.ContextVar[ThreadWorld | None] = contextvars.ContextVar(
+    "current_world", default=None
+)
+"""The world of the thread that asks: code that looks for its world by itself finds this one."""
+
+
+class _Hub:
+    """What the threads of one world share."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size)
+        self.slots: list[Any] = [None] * size
+        self.mail: dict[int, deque[tuple[int, int, Buffer]]] = {r: deque() for r in range(size)}
+        self.arrived = threading.Condition()
+        self.failure: str | None = None
+        self.parts: list[_Hub] = []
+
+    def fail(self, reason: str) -> None:
+        """Wake every waiting rank with the reason; the first reason stays."""
+        with self.arrived:
+            self.failure = self.failure or reason
+            self.arrived.notify_all()
+        self.barrier.abort()
+        for part in self.parts:
+            part.fail(reason)
+
+
+class ThreadWorld:
+    """One rank of a world of threads."""
+
+    node = "threads"
+
+    def __init__(self, rank: int, size: int, hub: _Hub) -> None:
+        self.rank, self.size = rank, size
+        self.node_ranks = tuple(range(size))
+        self._hub = hub
+
+    def barrier(self) -> None:
+        try:
+            self._hub.barrier.wait()
+        except threading.BrokenBarrierError:
+            raise WorldError(self._hub.failure or "another rank left") from None
+
+    def share(self, value: T) -> list[T]:
+        self._hub.slots[self.rank] = value
+        self.barrier()
+        values = list(self._hub.slots)
+        self.barrier()  # nobody may overwrite a slot that another rank has still to read
+        return values
+
+    def tell(self, value: T, root: int = 0) -> T:
+        return self.share(value)[root]
+
+    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
+        source = self._lend(buffer)[root]
+        if self.rank != root:
+            buffer[...] = source
+        self.barrier()
+
+    def all_reduce(self, buffer: Buffer) -> None:
+        buffers = self._lend(buffer)
+        total = buffers[0].copy()
+        for other in buffers[1:]:
+            total += other
+        self.barrier()
+        buffer[...] = total
+
+    def _lend(self, buffer: Buffer) -> list[Buffer]:
+        """Every rank's buffer itself; the caller passes a barrier before any is written."""
+        self._hub.slots[self.rank] = check_buffer(buffer)
+        self.barrier()
+        return list(self._hub.slots)
+
+    def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
+        with self._hub.arrived:
+            self._hub.mail[to].append((self.rank, tag, check_buffer(buffer).copy()))
+            self._hub.arrived.notify_all()
+
+    def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
+        check_buffer(buffer)
+        mail = self._hub.mail[self.rank]
+        with self._hub.arrived:
+            while True:
+                for at, (sender, kind, content) in enumerate(mail):
+                    if kind == tag and source in (ANY_RANK, sender):
+                        del mail[at]
+                        buffer[...] = content
+                        return Received(sender, tag)
+                if self._hub.failure:
+                    raise WorldError(self._hub.failure)
+                self._hub.arrived.wait()
+
+    def split(self, colour: int) -> ThreadWorld:
+        colours = self.share(colour)
+        members = [rank for rank, other in enumerate(colours) if other == colour]
+        hub = _Hub(len(members)) if self.rank == members[0] else None
+        hub = self.share(hub)[members[0]]
+        assert hub is not None
+        if self.rank == members[0]:
+            self._hub.parts.append(hub)
+        return ThreadWorld(members.index(self.rank), len(members), hub)
+
+    def abort(self, code: int = 1) -> NoReturn:
+        reason = f"rank {self.rank} aborted the world with code {code}"
+        self._hub.fail(reason)
+        raise WorldError(reason)
+
+
+def run_world(size: int, program: Callable[[ThreadWorld], R], timeout_s: float = 60.0) -> list[R]:
+    """Run `program(world)` as `size` ranks; their results in rank order, or the first error."""
+    hub = _Hub(size)
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        world = ThreadWorld(rank, size, hub)
+        current_world.set(world)
+        try:
+            results[rank] = program(world)
+        except BaseException as error:
+            errors.append(error)
+            hub.fail(f"rank {rank} failed: {type(error).__name__}: {error}")
+
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"rank-{rank}", daemon=True)
+        for rank in range(size)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout_s)
+    late = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    if late:
+        hub.fail("time is up")
+        raise WorldError(f"ranks {late} still ran after {timeout_s} s")
+    if errors:  # a rank that was woken by another's failure is not the cause
+        raise next((e for e in errors if not isinstance(e, WorldError)), errors[0])
+    return results

@@ -1,0 +1,28 @@
+"""Data: sources and streams of samples, dealt to the ranks so that each is used exactly once."""
+
+from paceline.data.batch import Batch
+from paceline.data.convert import as_source
+from paceline.data.epochs import evaluation_batches, training_batches
+from paceline.data.files import open_data
+from paceline.data.prefetch import prefetched
+from paceline.data.shards import Plan, Shard, epoch_order, plan_steps, steps_per_epoch
+from paceline.data.sources import ArraySource, DatasetSource, Source
+from paceline.data.streams import Stream
+
+__all__ = [
+    "ArraySource",
+    "Batch",
+    "DatasetSource",
+    "Plan",
+    "Shard",
+    "Source",
+    "Stream",
+    "as_source",
+    "epoch_order",
+    "evaluation_batches",
+    "open_data",
+    "plan_steps",
+    "prefetched",
+    "steps_per_epoch",
+    "training_batches",
+]

@@ -1,0 +1,72 @@
+"""A batch: inputs, targets, how many samples they are, and which."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from paceline.data.nests import map_leaves
+from paceline.errors import ConfigError, DataError
+
+SHOWN = 3
+
+
+@dataclass(slots=True)
+class Batch:
+    """Some samples: arrays, tensors or nests of them, whose leading axis counts the samples.
+
+    `targets` is None if the data has none; `indices` are the samples' places in the source.
+    """
+
+    inputs: Any
+    targets: Any
+    samples: int
+    indices: np.ndarray | None = None
+
+    def split(self, parts: int) -> list["Batch"]:
+        """Cut into at most `parts` non-empty, nearly equal batches, which are views of this one."""
+        if parts < 1:
+            raise ConfigError(f"a batch cannot be split into {parts} parts; ask for 1 or more")
+        parts = min(parts, self.samples)
+        if parts <= 1:
+            return [self]
+        edges = [part * self.samples // parts for part in range(parts + 1)]
+        return [self._cut(first, last) for first, last in pairwise(edges)]
+
+    def where(self) -> str:
+        """Name the samples in a few words, for error messages."""
+        if self.indices is None:
+            return f"{self.samples} samples of unknown place"
+        shown = ", ".join(str(index) for index in self.indices[:SHOWN])
+        if self.samples == 1:
+            return f"sample {shown}"
+        rest = f", ... ({self.samples} in all)" if self.samples > SHOWN else ""
+        return f"samples {shown}{rest}"
+
+    def _cut(self, first: int, last: int) -> "Batch":
+        def cut(leaf: Any) -> Any:
+            if leaf is None:
+                return None
+            length = _leading_length(leaf)
+            if length != self.samples:
+                raise DataError(
+                    f"a batch of {self.samples} samples cannot be split: one of its arrays has "
+                    f"leading length {length}. Let the first axis count samples, or do not "
+                    "accumulate gradients"
+                )
+            return leaf[first:last]
+
+        return Batch(
+            inputs=map_leaves(cut, self.inputs),
+            targets=map_leaves(cut, self.targets),
+            samples=last - first,
+            indices=None if self.indices is None else self.indices[first:last],
+        )
+
+
+def _leading_length(leaf: Any) -> int | None:
+    try:
+        return len(leaf)
+    except TypeError:
+        return None

@@ -1,0 +1,83 @@
+"""Many samples to one batch: stacked by numpy, or by torch where the samples hold tensors."""
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from paceline.data.batch import Batch
+from paceline.data.nests import is_nest, leaves, rebuild
+from paceline.errors import DataError
+from paceline.functions import describe_failure
+
+Collate = Callable[[list[Any]], Any]
+
+
+def collate_samples(
+    samples: Sequence[Any],
+    indices: np.ndarray,
+    *,
+    collate: Collate | None = None,
+    by_torch: bool = False,
+    name: str = "the data",
+) -> Batch:
+    """Join samples to a batch; a sample that is a pair is (inputs, target), else inputs only.
+
+    The user's `collate` gets the list of samples and may return such a pair itself. Without it,
+    samples that hold torch tensors, or all of them if `by_torch`, go through torch's
+    default_collate; the others are stacked by numpy.
+    """
+    try:
+        inputs, targets = _join(samples, collate, by_torch)
+    except Exception as error:
+        places = Batch(None, None, len(samples), indices).where()
+        raise DataError(
+            f"{places} of {name} cannot be joined to a batch: {describe_failure(error)}. "
+            "Let all samples have one shape, or pass a collate function"
+        ) from error
+    return Batch(inputs, targets, len(samples), indices)
+
+
+def torch_has(value: Any, *names: str) -> bool:
+    """Whether value is an instance of that torch class, without importing torch to find out."""
+    found: Any = sys.modules.get("torch")
+    for name in names:
+        found = getattr(found, name, None)
+    return isinstance(found, type) and isinstance(value, found)
+
+
+def _join(samples: Sequence[Any], collate: Collate | None, by_torch: bool) -> tuple[Any, Any]:
+    if collate is not None:
+        joined = collate(list(samples))
+        return (joined[0], joined[1]) if _is_pair(joined) else (joined, None)
+    if by_torch or any(torch_has(leaf, "Tensor") for leaf in leaves(samples[0])):
+        # torch is loaded already: the samples come from it.
+        collate = import_module("torch.utils.data").default_collate
+    else:
+        collate = _stack
+    if not _is_pair(samples[0]):
+        return collate(list(samples)), None
+    if not all(_is_pair(sample) for sample in samples):
+        raise ValueError("some samples are (inputs, target) pairs and some are not")
+    targets = [sample[1] for sample in samples]
+    without = all(target is None for target in targets)
+    return collate([sample[0] for sample in samples]), None if without else collate(targets)
+
+
+def _is_pair(sample: Any) -> bool:
+    return isinstance(sample, (tuple, list)) and len(sample) == 2
+
+
+def _stack(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        return {key: _stack([value[key] for value in values]) for key in first}
+    if is_nest(first):
+        columns = [list(column) for column in zip(*values, strict=True)]
+        return rebuild(first, [_stack(column) for column in columns])
+    stacked = np.stack([np.asarray(value) for value in values])
+    if stacked.dtype == object:
+        raise TypeError(f"{type(first).__name__} is nothing that numpy can stack")
+    return stacked

@@ -1,0 +1,130 @@
+"""Who gets which samples: pure arithmetic, the same on every rank.
+
+An epoch is cut into steps of size x batch_size samples, and each step is dealt to the ranks in
+contiguous, nearly equal parts. A last remainder too small to give every rank a sample joins the
+step before it: no sample is left out or repeated, and no rank is ever without one.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One rank's place among those that share the samples."""
+
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"shard of rank {self.rank}, expected 0 <= rank < size ({self.size})")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of one epoch.
+
+    >>> plan = plan_steps(samples=21, size=2, batch_size=5)
+    >>> [[plan.bounds(step, rank) for rank in range(2)] for step in range(len(plan))]
+    [[(0, 5), (5, 10)], [(10, 16), (16, 21)]]
+    """
+
+    samples: int
+    size: int
+    batch_size: int
+
+    @property
+    def world_batch(self) -> int:
+        """The samples of all ranks in one full step."""
+        return self.size * self.batch_size
+
+    def __len__(self) -> int:
+        full, rest = divmod(self.samples, self.world_batch)
+        own_step = rest >= self.size or (rest > 0 and full == 0)
+        return full + own_step
+
+    def span(self, step: int) -> tuple[int, int]:
+        """Where the step of the whole world begins and ends in the epoch's order."""
+        if not 0 <= step < len(self):
+            raise IndexError(f"step {step} of an epoch of {len(self)} steps")
+        first = step * self.world_batch
+        last = self.samples if step == len(self) - 1 else first + self.world_batch
+        return first, last
+
+    def bounds(self, step: int, rank: int) -> tuple[int, int]:
+        """Where the rank's part of the step begins and ends in the epoch's order."""
+        first, last = self.span(step)
+        begin, end = deal(last - first, rank, self.size)
+        return first + begin, first + end
+
+    def step_at(self, consumed: int) -> int:
+        """The step that comes when the world has consumed so many samples of the epoch."""
+        if consumed == self.samples:
+            return len(self)
+        step, inside = divmod(consumed, self.world_batch)
+        if inside or not 0 <= step < len(self):
+            raise off_boundary(consumed, self.world_batch)
+        return step
+
+
+def plan_steps(samples: int, size: int, batch_size: int) -> Plan:
+    """Cut an epoch of so many samples into steps of `size` ranks."""
+    check_batch_size(batch_size)
+    check_enough(samples, size)
+    return Plan(samples, size, batch_size)
+
+
+def steps_per_epoch(samples: int, size: int, batch_size: int) -> int:
+    """How many steps every rank takes in an epoch."""
+    return len(plan_steps(samples, size, batch_size))
+
+
+def deal(samples: int, rank: int, size: int) -> tuple[int, int]:
+    """Begin and end of the rank's contiguous part; parts differ by at most one sample.
+
+    >>> [deal(7, rank, 3) for rank in range(3)]
+    [(0, 3), (3, 5), (5, 7)]
+    """
+    base, extra = divmod(samples, size)
+    begin = rank * base + min(rank, extra)
+    return begin, begin + base + (rank < extra)
+
+
+def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool = True) -> np.ndarray:
+    """The order of the samples in this epoch: the same on all ranks, another in every epoch."""
+    if not shuffle:
+        return np.arange(samples)
+    if seed < 0 or epoch < 0:
+        raise ConfigError(f"seed is {seed} and epoch {epoch}, expected 0 or more")
+    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
+    return np.random.Generator(bits).permutation(samples)
+
+
+def check_batch_size(batch_size: int) -> None:
+    """Refuse a batch without samples."""
+    if batch_size < 1:
+        raise ConfigError(f"batch_size is {batch_size}, expected 1 or more")
+
+
+def check_enough(samples: int, size: int) -> None:
+    """Refuse fewer samples than ranks: some rank would have nothing to do in every step."""
+    if samples < 1:
+        raise DataError("there are no training samples; expected at least 1 per rank")
+    if samples < size:
+        noun = "sample" if samples == 1 else "samples"
+        ranks = "rank" if samples == 1 else "ranks"
+        raise DataError(
+            f"{size} ranks but only {samples} training {noun}; start at most {samples} {ranks}"
+        )
+
+
+def off_boundary(consumed: int, world_batch: int) -> DataError:
+    """The error for a place in the epoch that lies within a step."""
+    return DataError(
+        f"an epoch cannot be entered after {consumed} samples; "
+        f"its steps begin at multiples of {world_batch}, and the last may be longer"
+    )

@@ -1,0 +1,66 @@
+"""Data without random access: samples come one after the other, in their own order."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from paceline.data.batch import Batch
+from paceline.data.collate import Collate, collate_samples
+from paceline.errors import DataError, PacelineError
+from paceline.functions import describe_failure
+
+
+class Stream:
+    """Samples that `make()` gives anew for every epoch; a pair is (inputs, target).
+
+    Every rank reads the whole stream and keeps its own samples, so `make` must give the same
+    samples in the same order on every rank. They are not shuffled: the order is the stream's own.
+    """
+
+    cheap = False
+
+    def __init__(
+        self,
+        make: Callable[[], Iterable[Any]],
+        name: str = "stream",
+        *,
+        collate: Collate | None = None,
+    ) -> None:
+        self.make = make
+        self.name = name
+        self._collate = collate
+
+    def samples(self) -> Iterator[Any]:
+        """One pass over all samples."""
+        number = 0
+        try:
+            made = self.make()
+            for sample in made:
+                yield sample
+                number += 1
+        except PacelineError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"sample {number} of {self.name} cannot be read: {describe_failure(error)}"
+            ) from error
+
+    def collate(self, samples: list[Any], indices: np.ndarray) -> Batch:
+        """Join samples to a batch; indices are their places in the stream."""
+        return collate_samples(samples, indices, collate=self._collate, name=self.name)
+
+
+def stream_once(samples: Iterator[Any], name: str) -> Stream:
+    """A stream from an iterator that can be run through only once."""
+    left = [samples]
+
+    def make() -> Iterator[Any]:
+        if not left:
+            raise DataError(
+                f"{name} can be read only once and has been; "
+                "pass the function that makes it, and each epoch calls it"
+            )
+        return left.pop()
+
+    return Stream(make, name)

@@ -1,0 +1,29 @@
+"""The exception tree: whatever a user can mend is a PacelineError, and its text says how."""
+
+
+class PacelineError(Exception):
+    """Base of all errors that Paceline raises on purpose; the CLI prints them without a traceback."""
+
+
+class ConfigError(PacelineError):
+    """A setting is unknown, wrong or contradicts another; all of them are named at once."""
+
+
+class DataError(PacelineError):
+    """A data set is missing, damaged, empty or does not fit the model."""
+
+
+class LaunchError(PacelineError):
+    """The ranks could not be started, or the world that formed is not the one that was started."""
+
+
+class ReplicaError(PacelineError):
+    """The replicas of the ranks differ, or a model cannot be trained as a replica."""
+
+
+class WorldError(PacelineError):
+    """Another rank failed or left, so this one cannot go on."""
+
+
+class TrainingError(PacelineError):
+    """Training went wrong: a loss that is not finite, a gradient where none may be."""

@@ -1,0 +1,88 @@
+"""Adapters of frameworks; each is imported only when a model of it is met."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from typing import Any
+
+import numpy as np
+
+from paceline.errors import ReplicaError
+from paceline.frameworks.replica import Replica
+
+ADAPTERS = {
+    "torch.nn.modules.module.Module": (
+        "paceline.frameworks.torch:TorchReplica",
+        "paceline.frameworks.torch_loop:TorchLoop",
+    )
+}
+"""A model's class (or a base of it); its Replica, and its adapter for a user's own loop."""
+
+__all__ = [
+    "ADAPTERS",
+    "Replica",
+    "is_model",
+    "limit_threads",
+    "make_loop",
+    "make_replica",
+    "seed_generators",
+    "set_threads",
+]
+
+
+def make_replica(model: Any, loss: Any, optimizer: Any) -> Replica:
+    """The model as a Replica; one that is a Replica already is taken as it is."""
+    if isinstance(model, Replica):
+        return model
+    replica: Replica = _adapter(model, 0)(model, loss, optimizer)
+    return replica
+
+
+def make_loop(model: Any, optimizer: Any) -> Any:
+    """The model and optimizer of a user's own training loop, adapted to be exchanged."""
+    return _adapter(model, 1)(model, optimizer)
+
+
+def is_model(thing: Any) -> bool:
+    """Whether this is a model as it is, and not a function that builds one."""
+    return isinstance(thing, Replica) or _find(thing) is not None
+
+
+def _adapter(model: Any, which: int) -> Any:
+    adapters = _find(model)
+    if adapters is None:
+        known = ", ".join(name.partition(".")[0] for name in ADAPTERS)
+        raise ReplicaError(
+            f"the model is a {type(model).__module__}.{type(model).__qualname__}, expected a model "
+            f"of: {known}; or a Replica (paceline/frameworks/numpy.py is an example)"
+        )
+    module, _, name = adapters[which].partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _find(model: Any) -> tuple[str, str] | None:
+    names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__)
+    return next((ADAPTERS[name] for name in names if name in ADAPTERS), None)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed Python's, numpy's and every loaded framework's random numbers."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+
+
+def limit_threads(threads: int) -> None:
+    """Let loaded frameworks use at most this many threads; a lower limit stays."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() > threads:
+        set_threads(threads)
+
+
+def set_threads(threads: int) -> None:
+    """Let loaded frameworks use exactly this many threads."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)

@@ -1,0 +1,105 @@
+"""The Replica of plain numpy, and the example for a framework that Paceline does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.frameworks.replica import BatchLike
+from paceline.vectors import Layout, Vector, checksum
+
+Arrays = Mapping[str, Vector]
+LossAndGradients = Callable[[Arrays, BatchLike], tuple[float, Arrays]]
+"""From parameters and a batch: the mean loss, and its gradient by parameter name."""
+
+
+class NumpyReplica:
+    """Arrays trained by SGD with momentum on a hand-written gradient."""
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        loss_and_gradients: LossAndGradients,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        count_correct: Callable[[Arrays, BatchLike], int] | None = None,
+    ) -> None:
+        self.layout = Layout.of((name, a.shape, str(a.dtype)) for name, a in arrays.items())
+        self.learning_rate, self._base_rate, self._momentum = lr, lr, momentum
+        self._loss_and_gradients, self._count_correct = loss_and_gradients, count_correct
+        self._vector = self.layout.gather(list(arrays.values()), self.layout.empty_vector())
+        self._velocity = self.layout.empty_vector()
+        self._present = np.ones(len(arrays), self.layout.dtype)
+        self.rehome(self.layout.empty_vector(), self.layout.empty_vector())
+
+    def rehome(self, parameters: Vector, gradients: Vector) -> None:
+        parameters[:] = self._vector
+        self._vector, self._gradient = parameters, gradients
+        views = self.layout.views(parameters)
+        self.arrays = {e.name: view for e, view in zip(self.layout.entries, views, strict=True)}
+
+    def parameters(self) -> Vector:
+        return self._vector
+
+    def accept_parameters(self) -> None:
+        """The arrays are views: nothing to do."""
+
+    def gradients(self, batch: BatchLike, weight: float = 1.0, add: bool = False) -> float:
+        loss, gradients = self._loss_and_gradients(self.arrays, batch)
+        for entry, view in zip(self.layout.entries, self.layout.views(self._gradient), strict=True):
+            view[...] = gradients[entry.name] * weight + (view if add else 0.0)
+        return float(loss)
+
+    def clear_gradients(self) -> None:
+        self._gradient[:] = 0.0
+
+    def collect_gradients(self) -> tuple[Vector, Vector]:
+        return self._gradient, self._present
+
+    def accept_gradients(self, present: Vector) -> None:
+        """The gradient vector is what `apply` uses: nothing to do."""
+
+    def clip(self, max_norm: float) -> float:
+        norm = float(np.linalg.norm(self._gradient))
+        if norm > max_norm:
+            self._gradient *= max_norm / norm
+        return norm
+
+    def apply(self) -> None:
+        self._velocity *= self._momentum
+        self._velocity += self._gradient
+        self._vector -= self.learning_rate * self._velocity
+
+    def scale_learning_rate(self, factor: float) -> None:
+        self.learning_rate = self._base_rate * factor
+
+    def evaluate(self, batch: BatchLike) -> dict[str, float]:
+        loss, _ = self._loss_and_gradients(self.arrays, batch)
+        sums = {"loss": float(loss) * batch.samples, "samples": float(batch.samples)}
+        if self._count_correct is not None:
+            sums["correct"] = float(self._count_correct(self.arrays, batch))
+            sums["counted"] = float(batch.samples)
+        return sums
+
+    def buffers(self) -> Vector:
+        return np.empty(0, self.layout.dtype)
+
+    def accept_buffers(self) -> None:
+        """There are none."""
+
+    def constants(self) -> Vector:
+        return np.empty(0, np.uint8)
+
+    def accept_constants(self) -> None:
+        """There are none."""
+
+    def optimizer_checksum(self) -> int:
+        return checksum(self._velocity)
+
+    def save(self, path: Path) -> Path:
+        arrays: dict[str, Any] = dict(self.arrays)
+        np.savez(path.with_suffix(".npz"), **arrays)
+        return path.with_suffix(".npz")

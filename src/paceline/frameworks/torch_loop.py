@@ -1,0 +1,59 @@
+"""A user's own torch loop: his model and optimizer, met where he calls `optimizer.step()`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.errors import ReplicaError, TrainingError
+from paceline.frameworks.torch_vectors import TorchVectors, state_checksum
+
+
+class TorchLoop(TorchVectors):
+    """The module as vectors, and a hook on the optimizer."""
+
+    def __init__(self, module: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__(module)
+        self.optimizer = optimizer
+        self._in_step_of_ours = False
+        own = {id(parameter) for parameter in module.parameters()}
+        for index, group in enumerate(optimizer.param_groups):
+            foreign = sum(id(parameter) not in own for parameter in group["params"])
+            if foreign:
+                raise ReplicaError(
+                    f"{foreign} parameters in group {index} of the optimizer are not the model's; "
+                    "they would drift apart on the ranks. Put all that is trained into one module"
+                )
+
+    def before_step(self, exchange: Callable[[], None]) -> Callable[[], None]:
+        """Call `exchange` whenever the user calls `optimizer.step()`; returns how to end that."""
+
+        def hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if self._in_step_of_ours:
+                return
+            if (args and args[0] is not None) or kwargs.get("closure") is not None:
+                raise TrainingError(
+                    "optimizer.step(closure) computes gradients after the exchange; call "
+                    "loss.backward() before optimizer.step() instead"
+                )
+            exchange()
+
+        handle = self.optimizer.register_step_pre_hook(hook)
+
+        def end() -> None:
+            handle.remove()
+
+        return end
+
+    def apply(self) -> None:
+        """A step that the user's loop did not take, with the gradients held."""
+        self._in_step_of_ours = True
+        try:
+            self.optimizer.step()
+        finally:
+            self._in_step_of_ours = False
+
+    def optimizer_checksum(self) -> int:
+        return state_checksum(self.optimizer)

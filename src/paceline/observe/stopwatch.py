@@ -1,0 +1,44 @@
+"""Where a rank's time goes, measured in the training loop itself."""
+
+from time import perf_counter
+
+from paceline.observe.history import TimeSplit
+
+
+class Stopwatch:
+    """Divide running time among compute, wait, communication and data.
+
+    The loop calls `lap` after each part of a step, with the name of what it just did; every
+    second between `start` and the last lap so falls into exactly one bucket.
+
+    >>> watch = Stopwatch()
+    >>> _ = watch.start()
+    >>> _ = watch.lap("compute")
+    >>> watch.take().compute > 0
+    True
+    """
+
+    __slots__ = ("_last", "communication", "compute", "data", "wait")
+
+    def __init__(self) -> None:
+        self.compute = self.wait = self.communication = self.data = 0.0
+        self._last = perf_counter()
+
+    def start(self) -> float:
+        """Begin a lap now, forgetting the time since the last one; return the clock."""
+        self._last = now = perf_counter()
+        return now
+
+    def lap(self, bucket: str) -> float:
+        """Add the time since the last lap or start to `bucket`; return these seconds."""
+        now = perf_counter()
+        seconds = now - self._last
+        self._last = now
+        setattr(self, bucket, getattr(self, bucket) + seconds)
+        return seconds
+
+    def take(self) -> TimeSplit:
+        """Return the buckets and empty them; the lap that is under way goes on."""
+        split = TimeSplit(self.compute, self.wait, self.communication, self.data)
+        self.compute = self.wait = self.communication = self.data = 0.0
+        return split

@@ -1,0 +1,46 @@
+"""The rules by which replicas keep pace: pure mathematics, and one registry."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.errors import ConfigError
+from paceline.rules.bsp import BSP
+
+Rule = BSP
+"""The type of all rules."""
+
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (BSP,)}
+
+__all__ = ["BSP", "RULES", "Rule", "make_rule"]
+
+
+def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:
+    """A rule from its name, from `{"name": ..., setting: value, ...}`, or as it is.
+
+    >>> make_rule("bsp")
+    BSP()
+    """
+    if isinstance(spec, Rule):
+        return spec
+    if isinstance(spec, str):
+        spec = {"name": spec}
+    if not isinstance(spec, Mapping) or "name" not in spec:
+        raise ConfigError(f"rule is {spec!r}, expected a name ({', '.join(RULES)})")
+    settings = dict(spec)
+    name = settings.pop("name")
+    if name not in RULES:
+        near = difflib.get_close_matches(str(name), RULES, n=1)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ConfigError(f"rule is '{name}', expected one of: {', '.join(RULES)}.{hint}")
+    known = [field.name for field in dataclasses.fields(RULES[name])]
+    unknown = [key for key in settings if key not in known]
+    if unknown:
+        raise ConfigError(
+            f"rule {name} has no setting {', '.join(unknown)}; "
+            + (f"it takes: {', '.join(known)}" if known else "it takes none")
+        )
+    return RULES[name](**settings)

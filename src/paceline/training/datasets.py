@@ -1,0 +1,69 @@
+"""The data sets of a run: opened on every rank, fetched by one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from paceline.comm import World
+from paceline.data import as_source, mnist, open_data
+from paceline.errors import ConfigError
+from paceline.training.config import RunConfig
+from paceline.training.once import once
+
+BUILT_IN = ("digits", "mnist")
+
+
+def open_datasets(config: RunConfig, world: World) -> tuple[Any, Any]:
+    """Training and validation source; the second is None if there is nothing to validate on."""
+    data = config.data
+    train = data.train if data.train is not None else _default_data(config)
+    validation = data.validation
+    if validation is None and isinstance(train, str) and train in BUILT_IN:
+        validation = train
+    _check_used(config, (train, validation))
+    if "mnist" in [spec for spec in (train, validation) if isinstance(spec, str)]:
+        once(world, lambda: _provide_mnist(data.dir))
+    opened = _open(config, train, "train")
+    return opened, None if validation is None else _open(config, validation, "validation")
+
+
+def _default_data(config: RunConfig) -> str:
+    """The mnist model trains on the full set where it is at hand, else on the built-in digits."""
+    if config.model != "mnist":
+        raise ConfigError(
+            "data.train is missing; name the training data: paceline train MODEL TRAIN [VAL]"
+        )
+    return "mnist" if _is_at_hand(config.data.dir) else "digits"
+
+
+def _is_at_hand(data_dir: str | None) -> bool:
+    """Whether the user has pointed to the full MNIST; a directory that he names must hold it."""
+    pointed = os.environ.get("PACELINE_DATA")
+    return data_dir is not None or (bool(pointed) and mnist.locate(pointed) is not None)
+
+
+def _check_used(config: RunConfig, specs: tuple[Any, Any]) -> None:
+    """A setting that nothing reads is a mistake."""
+    texts = [spec for spec in specs if isinstance(spec, str)]
+    if config.data.dir is not None and "mnist" not in texts:
+        raise ConfigError(f"data.dir is read for mnist only, and the data is {texts or 'yours'}")
+    if config.data.keys is not None and not any(text.endswith(".npz") for text in texts):
+        raise ConfigError("data.keys is read for .npz files only, and there is none")
+    if specs[1] is None and config.stop.needs_validation:
+        raise ConfigError(
+            "stop.patience and stop.target of a val_... metric need validation data; "
+            "set data.validation"
+        )
+
+
+def _provide_mnist(data_dir: str | None) -> None:
+    if mnist.locate(data_dir) is None and data_dir is None:
+        mnist.fetch()
+
+
+def _open(config: RunConfig, spec: Any, part: str) -> Any:
+    if not isinstance(spec, str):
+        return as_source(spec)
+    keys = config.data.keys if spec.endswith(".npz") else None
+    return open_data(spec, part=part, data_dir=config.data.dir, keys=keys)

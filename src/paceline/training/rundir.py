@@ -1,0 +1,88 @@
+"""The run directory: what a run leaves behind.
+
+config.yaml    every setting
+history.json   a record per epoch
+summary.json   the outcome
+events/        one JSONL file per rank
+model.*        the trained model, in its framework's plain form
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from paceline.errors import ConfigError
+from paceline.observe import History, TimeSplit
+from paceline.training.config import RunConfig
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """Make the directory, a fresh one unless the config names it, and write config.yaml."""
+    path = Path(config.run_dir) if config.run_dir else Path("runs") / _name(config)
+    if (path / "history.json").exists():
+        raise ConfigError(f"run directory {path} holds an earlier run; choose another run_dir")
+    try:
+        (path / "events").mkdir(parents=True, exist_ok=True)
+        (path / "config.yaml").write_text(yaml.safe_dump(config.describe(), sort_keys=False))
+    except OSError as error:
+        raise ConfigError(
+            f"run directory {path} cannot be written: {error.strerror}; choose another run_dir"
+        ) from None
+    return path.absolute()
+
+
+def _name(config: RunConfig) -> str:
+    """For example 20260131-154502-mnist-bsp, with a number behind it if that is taken."""
+    model = config.model if isinstance(config.model, str) else type(config.model).__name__
+    stem = Path(model.replace(":", "-")).name.replace(".py", "")
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}-{config.rule.name}"
+    taken = [p.name for p in Path("runs").glob(f"{name}*")] if Path("runs").is_dir() else []
+    return f"{name}-{len(taken) + 1}" if taken else name
+
+
+def summarise(
+    history: History, ranks: int, rule: str, seconds: float, stopped: str | None
+) -> dict[str, Any]:
+    """The outcome of a run, as plain values."""
+    last = history[-1] if history else None
+    validated = next((r for r in reversed(history) if r.val_loss is not None), None)
+    split = sum((record.time for record in history), TimeSplit())
+    training_s = sum(record.seconds for record in history)
+    samples = sum(record.samples for record in history)
+    return {
+        "val_loss": validated.val_loss if validated else None,
+        "val_accuracy": validated.val_accuracy if validated else None,
+        "train_loss": last.train_loss if last else None,
+        "epochs": len(history),
+        "seconds": seconds,
+        "samples": samples,
+        "samples_per_s": samples / training_s if training_s else 0.0,
+        "ranks": ranks,
+        "rule": rule,
+        "stopped": stopped,
+        "time": {
+            "compute": split.compute,
+            "wait": split.wait,
+            "communication": split.communication,
+            "data": split.data,
+        },
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write beside the target first, so that a reader never sees half a file."""
+    temporary = path.with_name(f".{path.name}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

@@ -1,0 +1,84 @@
+"""Replicas start equal, and what of their state is made equal again later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import World
+from paceline.errors import ReplicaError
+from paceline.vectors import checksum, differences
+
+
+def start_equal(world: World, replica: Any) -> None:
+    """Give every replica the state of rank 0's, and prove by a hash that it arrived."""
+    if world.size == 1:
+        return
+    _compare_layouts(world, replica)
+    for hand_out, accept in (
+        (replica.parameters, replica.accept_parameters),
+        (replica.buffers, replica.accept_buffers),
+        (replica.constants, replica.accept_constants),
+    ):
+        vector = hand_out()
+        if vector.size:
+            world.broadcast(vector)
+            accept()
+    check_equal(world, replica)
+    _compare(
+        world,
+        replica.optimizer_checksum(),
+        "the optimizer's state differs on rank {ranks}; load the same checkpoint on every rank "
+        "before training",
+    )
+
+
+def check_equal(world: World, replica: Any) -> None:
+    """Raise on every rank when the parameters are not the same everywhere."""
+    _compare(
+        world,
+        checksum(replica.parameters()),
+        "the parameters on rank {ranks} differ from rank 0's although they were just made equal",
+    )
+
+
+def average_buffers(world: World, replica: Any) -> None:
+    """Make untrained float state (BatchNorm statistics) the mean over the ranks.
+
+    The mean is taken of the differences from rank 0, so that a value which is the same everywhere
+    (a mask, a constant) stays what it is to the last bit.
+    """
+    vector = replica.buffers()
+    if world.size == 1 or not vector.size:
+        return
+    reference = vector.copy()
+    world.broadcast(reference)
+    same = vector == reference  # infinities, too
+    vector -= np.where(same, vector, reference)
+    vector[same] = 0.0
+    world.all_reduce(vector)
+    vector *= 1.0 / world.size
+    vector += reference
+    replica.accept_buffers()
+
+
+def _compare_layouts(world: World, replica: Any) -> None:
+    facts = (replica.layout.fingerprint(), replica.buffers().size, replica.constants().size)
+    everyone = world.share(facts)
+    if len({fact[0] for fact in everyone}) > 1:
+        found = differences(world.share(replica.layout))
+        raise ReplicaError(f"the ranks have different models: {'; '.join(found)}")
+    for rank, other in enumerate(everyone):
+        if other != everyone[0]:
+            raise ReplicaError(
+                f"the ranks have different models: rank {rank} has buffers and constants of "
+                f"{other[1:]} elements, rank 0 of {everyone[0][1:]}"
+            )
+
+
+def _compare(world: World, value: int, complaint: str) -> None:
+    values = world.share(value)
+    differing = [str(rank) for rank, other in enumerate(values) if other != values[0]]
+    if differing:
+        raise ReplicaError(complaint.format(ranks=", ".join(differing)))

@@ -1,0 +1,127 @@
+"""The loop of one worker: batches in, steps out, in pace with the others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import World
+from paceline.data import Batch, Shard, training_batches
+from paceline.errors import TrainingError
+from paceline.frameworks import Replica
+from paceline.observe import EventLog, Stopwatch
+from paceline.training.clock import Clock
+from paceline.training.config import RunConfig
+from paceline.training.exchange import GradientExchange, Meeting
+
+StepHook = Callable[[float | None, int], None]
+"""Called after a step with this rank's loss (None: it had no samples) and the world's samples."""
+
+
+@dataclass
+class Worker:
+    """Trains its replica on its share of the data."""
+
+    world: World
+    replica: Replica
+    exchange: GradientExchange
+    config: RunConfig
+    clock: Clock
+    watch: Stopwatch
+    events: EventLog
+    stop_asked: bool = False
+    """Set it on any rank; all ranks stop after the step that follows."""
+    stopped: bool = False
+
+    def train_epoch(self, source: Any, before: Callable[[], None], after: StepHook) -> float:
+        """One epoch of the world; the mean training loss over all its samples."""
+        loss_sum = 0.0
+        batches = self._batches(source)
+        began = self.watch.start()
+        batch = next(batches, None)
+        while True:
+            following = next(batches, None) if batch is not None else None
+            self.watch.lap("data")
+            before()
+            loss, meeting = self._step(batch, more=following is not None)
+            if batch is not None and loss is not None:
+                loss_sum += loss * batch.samples
+            self.clock.advance(meeting.samples)
+            after(loss, meeting.samples)
+            began = self._record(began, loss, batch)
+            self.stopped = meeting.stop
+            if meeting.stop or not meeting.more:
+                break
+            batch = following
+        totals = np.array([loss_sum])
+        self.world.all_reduce(totals)
+        self.watch.lap("communication")
+        return float(totals[0] / self.clock.samples_in_epoch)
+
+    def _record(self, began: float, loss: float | None, batch: Batch | None) -> float:
+        """Write the step's event; the time at which the next one begins."""
+        self.watch.lap("compute")
+        now = perf_counter()
+        if self.config.events_every and self.clock.step % self.config.events_every == 0:
+            self.events.write(
+                "step",
+                step=self.clock.step,
+                seconds=now - began,
+                loss=loss,
+                samples=batch.samples if batch is not None else 0,
+                bytes=self.exchange.bytes_per_step,
+            )
+        return now
+
+    def _batches(self, source: Any) -> Iterator[Batch]:
+        data = self.config.data
+        return training_batches(
+            source,
+            shard=Shard(self.world.rank, self.world.size),
+            batch_size=data.batch_size * self.config.accumulate,
+            seed=self.config.seed,
+            epoch=self.clock.epoch,
+            shuffle=data.shuffle,
+            prefetch=data.prefetch,
+        )
+
+    def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, Meeting]:
+        config = self.config
+        if config.schedule.moves:
+            factor = config.schedule.factor(self.clock.epochs, config.epochs)
+            self.replica.scale_learning_rate(factor)
+        loss = self._gradients(batch)
+        meeting = self.exchange.meet(
+            samples=batch.samples if batch is not None else 0,
+            nominal=config.data.batch_size * config.accumulate,
+            more=more,
+            stop=self.stop_asked,
+            watch=self.watch,
+        )
+        if config.clip_norm is not None:
+            self.replica.clip(config.clip_norm)
+        self.replica.apply()
+        return loss, meeting
+
+    def _gradients(self, batch: Batch | None) -> float | None:
+        """This rank's mean loss, its gradients left in the replica."""
+        if batch is None:
+            self.replica.clear_gradients()
+            return None
+        loss = 0.0
+        for index, part in enumerate(batch.split(self.config.accumulate)):
+            weight = part.samples / batch.samples
+            part_loss = self.replica.gradients(part, weight=weight, add=index > 0)
+            if not math.isfinite(part_loss):
+                raise TrainingError(
+                    f"the loss is {part_loss} at step {self.clock.step + 1} on rank "
+                    f"{self.world.rank}, for {part.where()}; look at these samples, or lower the "
+                    "learning rate"
+                )
+            loss += weight * part_loss
+        return loss

@@ -1,0 +1,68 @@
+"""Stopwatch: no second is lost, none is counted twice."""
+
+import timeit
+from time import perf_counter
+
+import pytest
+
+from paceline.observe import Stopwatch, TimeSplit
+
+
+def spend(seconds: float) -> None:
+    end = perf_counter() + seconds
+    while perf_counter() < end:
+        pass
+
+
+def test_a_lap_goes_to_its_bucket_alone():
+    watch = Stopwatch()
+    for bucket in ("compute", "wait", "communication", "data"):
+        watch.start()
+        spend(0.002)
+        seconds = watch.lap(bucket)
+        assert seconds >= 0.002
+        assert getattr(watch, bucket) == seconds
+        assert watch.take() == TimeSplit(**{bucket: seconds})
+
+
+def test_laps_add_up_to_the_time_between_start_and_the_last_lap():
+    watch = Stopwatch()
+    before = perf_counter()
+    started = watch.start()
+    for _ in range(20):
+        for bucket in ("data", "compute", "wait", "communication"):
+            spend(1e-5)
+            watch.lap(bucket)
+        spend(1e-5)
+    last = watch.lap("compute") + perf_counter() - started
+    total = watch.take().total
+    assert before <= started
+    assert 81e-5 <= total <= last
+
+
+def test_start_forgets_the_time_since_the_last_lap():
+    watch = Stopwatch()
+    spend(0.01)
+    watch.start()
+    assert watch.lap("compute") < 0.01
+
+
+def test_take_empties_the_buckets_and_the_lap_goes_on():
+    watch = Stopwatch()
+    watch.start()
+    watch.lap("wait")
+    spend(0.002)
+    assert watch.take().wait > 0
+    assert watch.take() == TimeSplit()
+    assert watch.lap("data") >= 0.002
+
+
+def test_an_unknown_bucket_is_refused():
+    with pytest.raises(AttributeError, match="comm"):
+        Stopwatch().lap("comm")
+
+
+def test_a_lap_costs_less_than_1_microsecond():
+    watch = Stopwatch()
+    rounds = timeit.repeat(lambda: watch.lap("compute"), number=500, repeat=50)
+    assert min(rounds) / 500 < 1e-6
