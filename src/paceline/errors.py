@@ -2,7 +2,7 @@
 
 
 class PacelineError(Exception):
-    """Base of all errors that Paceline raises on purpose; the CLI prints them without a traceback."""
+    """Base of all errors raised on purpose; the CLI prints them without a traceback."""
 
 
 class ConfigError(PacelineError):

@@ -118,11 +118,10 @@ class ThreadWorld:
     def split(self, colour: int) -> ThreadWorld:
         colours = self.share(colour)
         members = [rank for rank, other in enumerate(colours) if other == colour]
-        hub = _Hub(len(members)) if self.rank == members[0] else None
-        hub = self.share(hub)[members[0]]
-        assert hub is not None
-        if self.rank == members[0]:
+        hub = _Hub(len(members))
+        if self.rank == members[0]:  # known to the whole world before anybody can wait in it
             self._hub.parts.append(hub)
+        hub = self.share(hub)[members[0]]
         return ThreadWorld(members.index(self.rank), len(members), hub)
 
     def abort(self, code: int = 1) -> NoReturn:

@@ -33,13 +33,13 @@ class BannerFilter:
 
     def pause(self) -> bytes:
         """Return what was held back and is no banner: the stream has paused."""
-        if self._block and _is_banner(self._block):
+        if self._block and _is_banner([*self._block, self._partial]):
             return b""
         return self._show(self._release())
 
     def close(self, failed: bool) -> bytes:
         """Return the rest; with the dropped banners if the job failed and said nothing else."""
-        if self._block and _is_banner(self._block):
+        if self._block and _is_banner([*self._block, self._partial]):
             self._dropped += [*self._block, self._partial]
             self._block, self._partial = [], b""
         rest = self._show(self._release())

@@ -33,14 +33,16 @@ def detect(env: Mapping[str, str] = os.environ) -> Environment:
     1
     """
     found = next(e for e in (read(env) for read in _READERS) if e is not None)
+    # Our own launcher may have started us by an mpirun whose variables we do not know.
+    launched = found.launched or env.get("PACELINE_LAUNCHER") == "1"
     asked = _number(env, "PACELINE_RANKS")
-    return found if asked is None else replace(found, size=asked)
+    return replace(found, size=found.size if asked is None else asked, launched=launched)
 
 
 def check_world(environment: Environment, size: int) -> None:
     """Refuse a world whose size is not the one that was started, and name the remedy."""
     expected = environment.size
-    if expected == size or (expected == 1 and not environment.launched):
+    if expected in (1, size):
         return
     starter, remedy = _REMEDIES[environment.kind]
     alone = " (each task would train alone)" if size == 1 else ""

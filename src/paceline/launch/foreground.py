@@ -49,7 +49,7 @@ class _Signals:
 
 
 def run_foreground(argv: Sequence[str], env: Mapping[str, str], raw: bool = False) -> int:
-    """Run `argv` with no stdin, stdout inherited, stderr filtered (unless `raw`); return its exit code.
+    """Run `argv` without stdin and with stderr filtered (unless `raw`); return its exit code.
 
     The child leads its own session: a Ctrl-C in the terminal reaches us alone and is passed on
     once, and whatever stays behind when it ends is found by the session and killed.

@@ -1,4 +1,4 @@
-"""The settings of a run: one model, reached alike from YAML, `--set section.key=value` and Python."""
+"""The settings of a run: one model, reached alike from YAML, `--set key=value` and Python."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class DataConfig(Section):
     """What is trained on."""
 
     train: Any = None
-    """digits, mnist, a .npz or .npy file, file.py:function; in Python also arrays, a Dataset, ..."""
+    """digits, mnist, a .npz or .npy file, file.py:function; in Python also the data itself."""
     validation: Any = None
     """The same; for digits and mnist their test images unless said otherwise."""
     batch_size: int = Field(64, ge=1)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.comm import World
-from paceline.data import Shard, Stream, as_source, map_leaves, plan_steps, training_batches
+from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
+from paceline.data.nests import map_leaves
 from paceline.frameworks import limit_threads, make_loop
 from paceline.launch.cores import available_cores, threads_per_rank
 from paceline.launch.world import init

@@ -54,9 +54,9 @@ def average_buffers(world: World, replica: Any) -> None:
         return
     reference = vector.copy()
     world.broadcast(reference)
-    same = vector == reference  # infinities, too
-    vector -= np.where(same, vector, reference)
-    vector[same] = 0.0
+    differs = vector != reference  # infinities that are the same everywhere must not cancel to NaN
+    np.subtract(vector, reference, out=vector, where=differs)
+    vector[~differs] = 0.0
     world.all_reduce(vector)
     vector *= 1.0 / world.size
     vector += reference

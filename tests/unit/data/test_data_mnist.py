@@ -151,7 +151,14 @@ def test_a_damaged_file_is_named(tmp_path, contents, damage):
 
 
 @pytest.mark.parametrize(
-    "wrong", [b"", b"\0" * 9, struct.pack(">4I", 0x803, 2, 28, 28) + b"x" * 785]
+    "wrong",
+    [
+        b"",
+        b"\0" * 9,
+        struct.pack(">4I", 0x803, 2, 28, 28) + b"x" * 785,
+        struct.pack(">4I", 0x801, 1, 28, 28) + b"x" * 784,
+        struct.pack(">4I", 0x803, 1, 14, 56) + b"x" * 784,
+    ],
 )
 def test_a_header_that_does_not_fit_is_refused(tmp_path, contents, monkeypatch, wrong):
     stem = "train-images-idx3-ubyte"

@@ -108,6 +108,15 @@ def test_an_iterator_given_up_early_ends_its_thread_and_closes_its_source(end):
     assert closed.is_set()
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_closing_closes_an_iterator_that_others_hold_too(depth):
+    source = (number for number in itertools.count())
+    items = prefetched(source, depth)
+    assert next(items) == 0
+    items.close()
+    assert list(source) == []
+
+
 def test_a_loop_left_by_an_exception_ends_the_thread():
     def loop():
         for _ in prefetched(itertools.count(), 2):

