@@ -68,7 +68,8 @@ while True:
 """
 FORGETFUL_LAUNCHER = """
 import subprocess, sys
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)", sys.argv[1]], process_group=0)
+sleeper = [sys.executable, "-c", "import time; time.sleep(100)", sys.argv[1]]
+subprocess.Popen(sleeper, process_group=0)
 sys.exit(4)
 """
 

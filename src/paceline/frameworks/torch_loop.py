@@ -33,7 +33,8 @@ class TorchLoop(TorchVectors):
         def hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._in_step_of_ours:
                 return
-            if (args and args[0] is not None) or kwargs.get("closure") is not None:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is itself
+            if closure is not None:
                 raise TrainingError(
                     "optimizer.step(closure) computes gradients after the exchange; call "
                     "loss.backward() before optimizer.step() instead"

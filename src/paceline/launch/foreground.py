@@ -136,6 +136,9 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 def _kill_session(session: int) -> None:
     """Kill every process of the session; ranks have process groups of their own, but share it."""
+    # The group of the leader is all that can be found where there is no /proc.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(session, signal.SIGKILL)
     for pid in _members(session):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,45 @@
+"""Numbers of the training loop under real mpirun."""
+
+import json
+import re
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    return {}
+
+
+def train(mpirun, folder, ranks, batch_size):
+    done = mpirun(ranks, "train_numbers.py", str(folder), batch_size, timeout_s=100)
+    assert done.returncode == 0, done.stderr
+    return json.loads(re.search(r"OUTCOME (.*)", done.stdout)[1])
+
+
+def test_one_rank_of_64_and_two_of_32_follow_the_same_course(mpirun, tmp_path):
+    one = train(mpirun, tmp_path / "one", 1, 64)
+    two = train(mpirun, tmp_path / "two", 2, 32)
+    assert len(one["losses"]) >= 50
+    assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
+    assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_same_run_twice_is_bit_identical(mpirun, tmp_path, ranks):
+    first = train(mpirun, tmp_path / "first", ranks, 16)
+    second = train(mpirun, tmp_path / "second", ranks, 16)
+    assert first["parameters"] == second["parameters"]
+    assert first["losses"] == second["losses"]
+
+
+def test_a_users_own_loop_keeps_pace(mpirun):
+    def hashes(ranks, batch_size, extra):
+        done = mpirun(ranks, "own_loop.py", batch_size, extra)
+        assert done.returncode == 0, done.stderr
+        return re.findall(r"HASH (\d+)", done.stdout)
+
+    for extra in (0, 3):
+        found = hashes(3, 4, extra)
+        assert len(found) == 3
+        assert len(set(found)) == 1

@@ -1,0 +1,251 @@
+"""A user's own loop in pace with others, in worlds of threads."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from paceline.comm import run_world
+from paceline.errors import ReplicaError, TrainingError, WorldError
+
+SAMPLES = 50
+
+
+def data():
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(SAMPLES, 3)).astype(np.float32), rng.normal(size=(SAMPLES, 1)).astype(
+        np.float32
+    )
+
+
+def build(seed=0):
+    model = nn.Linear(3, 1)
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(rng.normal(size=parameter.shape)))
+    return model, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+
+
+def own_loop(batch_size, epochs=3, seed_of_rank=lambda rank: 0):
+    """The loop of the README, as a program for each rank."""
+
+    def program(world):
+        assert paceline.init() is world
+        model, optimizer = build(seed_of_rank(world.rank))
+        batches = paceline.shard(data(), batch_size=batch_size, to=torch.from_numpy)
+        steps = 0
+        with paceline.keep_pace(model, optimizer, rule="bsp"):
+            for _ in range(epochs):
+                for x, y in batches:
+                    optimizer.zero_grad()
+                    loss = (model(x) - y).square().mean()
+                    loss.backward()
+                    optimizer.step()
+                    steps += 1
+        assert steps == epochs * len(batches)
+        return weights(model)
+
+    return program
+
+
+def weights(model):
+    return torch.cat([p.detach().ravel() for p in model.parameters()]).numpy().copy()
+
+
+def test_many_ranks_equal_one_with_the_same_global_batch():
+    [one] = run_world(1, own_loop(12))
+    for ranks, batch_size in ((2, 6), (3, 4), (4, 3)):
+        many = run_world(ranks, own_loop(batch_size))
+        for result in many:
+            assert result.tobytes() == many[0].tobytes()
+        assert many[0] == pytest.approx(one, rel=1e-5)
+
+
+def test_one_rank_is_the_plain_loop_bit_for_bit():
+    model, optimizer = build()
+    for epoch in range(3):
+        order = paceline_order(epoch)
+        for start in range(0, SAMPLES, 12):
+            rows = order[start : start + 12]
+            x, y = (torch.from_numpy(array[rows]) for array in data())
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+    [ours] = run_world(1, own_loop(12))
+    assert ours.tobytes() == weights(model).tobytes()
+
+
+def paceline_order(epoch):
+    from paceline.data import epoch_order
+
+    return epoch_order(SAMPLES, 1, epoch)
+
+
+def test_all_ranks_start_from_rank_0():
+    same = run_world(3, own_loop(4))
+    other = run_world(3, own_loop(4, seed_of_rank=lambda rank: rank))
+    assert [w.tobytes() for w in same] == [w.tobytes() for w in other]
+
+
+def test_without_keep_pace_ranks_drift_apart():
+    def program(world):
+        model, optimizer = build()
+        for x, y in paceline.shard(data(), 5, to=torch.from_numpy):
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        return weights(model).tobytes()
+
+    assert len(set(run_world(2, program))) == 2
+
+
+def test_epochs_differ_and_deal_every_sample_once():
+    values = np.arange(40)
+
+    def program(world):
+        batches = paceline.shard(values, batch_size=3)
+        return [np.concatenate(list(batches)).tolist() for _ in range(2)]
+
+    ranks = run_world(3, program)
+    epochs = [[value for rank in ranks for value in rank[epoch]] for epoch in range(2)]
+    for epoch in epochs:
+        assert sorted(epoch) == values.tolist()
+    assert epochs[0] != epochs[1]
+
+
+def test_shard_options_change_the_order():
+    def orders(**options):
+        return run_world(
+            1, lambda world: np.concatenate(list(paceline.shard(values, 4, **options)))
+        )
+
+    values = np.arange(20)
+    assert orders(shuffle=False)[0].tolist() == values.tolist()
+    assert orders(seed=3)[0].tolist() != orders(seed=4)[0].tolist()
+
+
+def test_loops_of_uneven_length_never_hang_and_end_equal():
+    def program(world):
+        model, optimizer = build()
+        rng = np.random.default_rng(world.rank)
+        with paceline.keep_pace(model, optimizer):
+            for _ in range(3 + 5 * world.rank):
+                optimizer.zero_grad()
+                x = torch.from_numpy(rng.normal(size=(4, 3)).astype(np.float32))
+                model(x).square().mean().backward()
+                optimizer.step()
+        return weights(model).tobytes()
+
+    results = run_world(3, program)
+    assert len(set(results)) == 1
+
+
+def test_a_rank_that_left_has_no_weight():
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer):
+            for _ in range(4 if world.rank == 0 else 1):
+                optimizer.zero_grad()
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+        return weights(model)
+
+    def alone(world):
+        model, optimizer = build()
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        return weights(model)
+
+    assert run_world(2, program)[1] == pytest.approx(run_world(1, alone)[0], rel=1e-6)
+
+
+def test_batch_norm_statistics_are_equal_afterwards():
+    def program(world):
+        model = nn.BatchNorm1d(3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with paceline.keep_pace(model, optimizer):
+            for x, _ in paceline.shard(data(), 5, to=torch.from_numpy):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        return model.running_mean.numpy().tobytes()
+
+    assert len(set(run_world(3, program))) == 1
+
+
+def test_after_the_block_steps_are_the_users_own():
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer):
+            pass
+        optimizer.zero_grad()
+        (model(torch.ones(1, 3)).sum() * world.rank).backward()
+        optimizer.step()
+        return weights(model).tobytes()
+
+    assert len(set(run_world(2, program))) == 2
+
+
+def test_an_exception_in_the_block_reaches_the_caller_and_wakes_the_others():
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer):
+            if world.rank == 1:
+                raise ArithmeticError("no luck")
+            model(torch.ones(1, 3)).sum().backward()
+            with pytest.raises(WorldError, match="no luck"):
+                optimizer.step()
+
+    with pytest.raises(ArithmeticError, match="no luck"):
+        run_world(2, program)
+
+
+def test_a_closure_is_refused():
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer):
+            optimizer.step(lambda: model(torch.ones(1, 3)).sum())
+
+    with pytest.raises(TrainingError, match="closure"):
+        run_world(2, program)
+
+
+def test_parameters_outside_the_model_are_refused():
+    def program(world):
+        model, _ = build()
+        stray = nn.Parameter(torch.zeros(2))
+        optimizer = torch.optim.SGD([*model.parameters(), stray], lr=0.1)
+        with paceline.keep_pace(model, optimizer):
+            pass
+
+    with pytest.raises(ReplicaError, match="1 parameters in group 0"):
+        run_world(2, program)
+
+
+def test_an_optimizer_state_that_differs_is_refused():
+    def program(world):
+        model, optimizer = build()
+        if world.rank == 1:
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+        with paceline.keep_pace(model, optimizer):
+            pass
+
+    with pytest.raises(ReplicaError, match="optimizer's state differs on rank 1"):
+        run_world(2, program)
+
+
+def test_time_is_split():
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer) as pace:
+            model(torch.ones(1, 3)).sum().backward()
+            optimizer.step()
+            return pace.time()
+
+    for split in run_world(2, program):
+        assert min(split.compute, split.wait, split.communication) > 0
