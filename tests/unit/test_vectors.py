@@ -24,7 +24,7 @@ def test_round_trip_keeps_every_value(shapes, data):
     layout.scatter(vector, back)
     for one, other in zip(arrays, back, strict=True):
         assert one.tobytes() == other.tobytes()
-    assert vector.sum() == pytest.approx(sum(array.sum() for array in arrays))  # gaps are zero
+    assert np.count_nonzero(vector) == sum(map(np.count_nonzero, arrays))  # gaps are zero
 
 
 @given(shapes)

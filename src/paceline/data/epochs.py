@@ -16,6 +16,7 @@ from paceline.data.shards import (
     epoch_order,
     off_boundary,
     plan_steps,
+    smallest_step,
 )
 from paceline.data.sources import Source
 from paceline.data.streams import Stream
@@ -90,11 +91,12 @@ def _deal_stream(stream: Stream, shard: Shard, batch_size: int, start: int) -> I
     """Deal the stream step by step, one step read ahead, as the last remainder may join it."""
     world_batch = shard.size * batch_size
     samples = stream.samples()
-    held = _enter(samples, start, shard.size, world_batch)
+    smallest = smallest_step(shard.size, batch_size)
+    held = _enter(samples, start, shard.size, world_batch, smallest)
     first = start
     while held:
         ahead = list(islice(samples, world_batch))
-        if 0 < len(ahead) < shard.size:
+        if 0 < len(ahead) < smallest:
             held, ahead = held + ahead, []
         begin, end = deal(len(held), shard.rank, shard.size)
         yield stream.collate(held[begin:end], np.arange(first + begin, first + end))
@@ -102,14 +104,16 @@ def _deal_stream(stream: Stream, shard: Shard, batch_size: int, start: int) -> I
         held = ahead
 
 
-def _enter(samples: Iterator[Any], start: int, size: int, world_batch: int) -> list[Any]:
+def _enter(
+    samples: Iterator[Any], start: int, size: int, world_batch: int, smallest: int
+) -> list[Any]:
     """Skip what is consumed and read the first step after it."""
     skipped = sum(1 for _ in islice(samples, start))
     held = list(islice(samples, world_batch))
     if start == 0:
         check_enough(len(held), size)
     # An odd start is right only at the very end, after a step that a remainder has joined.
-    elif skipped < start or (held and (start % world_batch or len(held) < size)):
+    elif skipped < start or (held and (start % world_batch or len(held) < smallest)):
         raise off_boundary(start, world_batch)
     return held
 

@@ -1,8 +1,9 @@
 """Who gets which samples: pure arithmetic, the same on every rank.
 
 An epoch is cut into steps of size x batch_size samples, and each step is dealt to the ranks in
-contiguous, nearly equal parts. A last remainder too small to give every rank a sample joins the
-step before it: no sample is left out or repeated, and no rank is ever without one.
+contiguous, nearly equal parts. A last remainder too small to give every rank two samples joins
+the step before it: no sample is left out or repeated, no rank is ever without one, and batch
+normalisation, which fails on a single sample, always has more.
 """
 
 from dataclasses import dataclass
@@ -28,9 +29,9 @@ class Shard:
 class Plan:
     """The steps of one epoch.
 
-    >>> plan = plan_steps(samples=21, size=2, batch_size=5)
+    >>> plan = plan_steps(samples=23, size=2, batch_size=5)
     >>> [[plan.bounds(step, rank) for rank in range(2)] for step in range(len(plan))]
-    [[(0, 5), (5, 10)], [(10, 16), (16, 21)]]
+    [[(0, 5), (5, 10)], [(10, 17), (17, 23)]]
     """
 
     samples: int
@@ -44,7 +45,7 @@ class Plan:
 
     def __len__(self) -> int:
         full, rest = divmod(self.samples, self.world_batch)
-        own_step = rest >= self.size or (rest > 0 and full == 0)
+        own_step = rest >= smallest_step(self.size, self.batch_size) or (rest > 0 and full == 0)
         return full + own_step
 
     def span(self, step: int) -> tuple[int, int]:
@@ -81,6 +82,15 @@ def plan_steps(samples: int, size: int, batch_size: int) -> Plan:
 def steps_per_epoch(samples: int, size: int, batch_size: int) -> int:
     """How many steps every rank takes in an epoch."""
     return len(plan_steps(samples, size, batch_size))
+
+
+def smallest_step(size: int, batch_size: int) -> int:
+    """The fewest samples that make a last step of its own: one rank alone takes any remainder.
+
+    >>> smallest_step(size=4, batch_size=32), smallest_step(size=1, batch_size=32)
+    (8, 1)
+    """
+    return size * min(2, batch_size) if size > 1 else 1
 
 
 def deal(samples: int, rank: int, size: int) -> tuple[int, int]:

@@ -91,8 +91,8 @@ def test_evaluation_shares_are_contiguous_for_sources_and_in_turns_for_streams()
 
 
 def test_the_world_batch_does_not_depend_on_the_number_of_ranks():
-    one = train(arrays(53), 1, 12, seed=5, epoch=2)[0]
-    four = train(arrays(53), 4, 3, seed=5, epoch=2)
+    one = train(arrays(56), 1, 12, seed=5, epoch=2)[0]
+    four = train(arrays(56), 4, 3, seed=5, epoch=2)
     for step in range(5):
         joined = [int(t) for batches in four for t in batches[step].targets]
         assert joined == one[step].targets.tolist()

@@ -26,11 +26,11 @@ def test_every_sample_exactly_once_and_no_rank_without(samples, size, batch_size
             assert begin == edge
             edge = end
             lengths.append(end - begin)
-        assert min(lengths) >= 1
+        assert min(lengths) >= (2 if size > 1 and samples >= 2 * size and batch_size > 1 else 1)
         assert max(lengths) - min(lengths) <= 1
         if step < len(plan) - 1:
             assert lengths == [batch_size] * size
-        assert max(lengths) <= batch_size + 1
+        assert max(lengths) <= batch_size + 2
     assert edge == samples
 
 
@@ -52,16 +52,21 @@ def test_the_place_after_each_step_leads_to_the_next(samples, size, batch_size):
         assert plan.step_at(last) == step + 1
 
 
-def test_a_remainder_smaller_than_the_world_joins_the_step_before():
+def test_a_remainder_smaller_than_two_per_rank_joins_the_step_before():
     plan = plan_steps(samples=26, size=4, batch_size=3)
     assert len(plan) == 2
     assert [plan.bounds(1, rank) for rank in range(4)] == [(12, 16), (16, 20), (20, 23), (23, 26)]
 
 
 def test_a_remainder_that_suffices_is_a_step_of_its_own():
-    plan = plan_steps(samples=29, size=4, batch_size=3)
-    assert len(plan) == steps_per_epoch(29, 4, 3) == 3
-    assert [plan.bounds(2, rank) for rank in range(4)] == [(24, 26), (26, 27), (27, 28), (28, 29)]
+    plan = plan_steps(samples=33, size=4, batch_size=3)
+    assert len(plan) == steps_per_epoch(33, 4, 3) == 3
+    assert [plan.bounds(2, rank) for rank in range(4)] == [(24, 27), (27, 29), (29, 31), (31, 33)]
+
+
+def test_batches_of_one_sample_need_no_second_one():
+    assert len(plan_steps(samples=10, size=4, batch_size=1)) == 2  # 4, and 4 + 2
+    assert len(plan_steps(samples=12, size=4, batch_size=1)) == 3
 
 
 @pytest.mark.parametrize("consumed", [-12, 5, 24, 27, 36])
