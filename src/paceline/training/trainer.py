@@ -62,7 +62,7 @@ class Result:
 class Trainer:
     """Trains one model on all ranks of the world.
 
-    >>> result = Trainer("mnist", "digits", epochs=3, data={"batch_size": 32}).fit()
+        result = Trainer("mnist", "digits", epochs=3, data={"batch_size": 32}).fit()
 
     Every keyword is a setting of the run, as in a YAML file (see RunConfig): `rule`, `optimizer`,
     `schedule`, `loss`, `epochs`, `seed`, `stop`, ... A `config` may be given instead of them.

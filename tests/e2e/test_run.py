@@ -1,0 +1,92 @@
+"""`paceline run`: any script, on any number of ranks."""
+
+import re
+import time
+
+import pytest
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(code):
+        (tmp_path / "program.py").write_text(code)
+        return "program.py"
+
+    return write
+
+
+def test_a_script_runs_on_every_rank_with_its_arguments(paceline, script):
+    name = script(
+        "import sys, paceline\nworld = paceline.init()\n"
+        "print(world.rank, world.size, __name__, sys.argv, flush=True)\n"
+    )
+    done = paceline("run", "-n", "3", "--", name, "--flag", "a b")
+    assert done.returncode == 0, done.stderr
+    expected = "3 __main__ ['program.py', '--flag', 'a b']"
+    assert sorted(done.stdout.splitlines()) == [f"{rank} {expected}" for rank in range(3)]
+
+
+def test_one_rank_needs_no_mpi(paceline, script):
+    name = script("import sys, paceline\nprint(paceline.init().size, 'mpi4py.MPI' in sys.modules)")
+    done = paceline("run", "-n", "1", "--", name)
+    assert done.stdout.split() == ["1", "False"]
+
+
+def test_siblings_of_the_script_can_be_imported(paceline, script, tmp_path):
+    (tmp_path / "sibling.py").write_text("value = 42\n")
+    done = paceline("run", "-n", "1", "--", script("import sibling; print(sibling.value)"))
+    assert done.stdout.strip() == "42"
+
+
+def test_a_module_can_be_run(paceline, tmp_path):
+    (tmp_path / "pack.py").write_text("import sys; print('as', __name__, sys.argv[1:])\n")
+    done = paceline("run", "-n", "1", "--", "-m", "pack", "x")
+    assert done.stdout.strip() == "as __main__ ['x']"
+
+
+@pytest.mark.parametrize("wait", ["paceline.init().barrier()", "time.sleep(60)"])
+def test_an_exception_on_one_rank_ends_all_within_seconds(paceline, script, wait):
+    name = script(
+        "import time, paceline\nworld = paceline.init()\n"
+        "if world.rank == 1:\n    print('now', time.time(), flush=True)\n"
+        f"    raise RuntimeError('out of luck')\n{wait}\n"
+    )
+    done = paceline("run", "-n", "3", "--", name, timeout_s=40)
+    ended = time.time()
+    assert done.returncode == 1
+    assert ended - float(re.search(r"now (\S+)", done.stdout)[1]) < 5
+    assert done.stderr.count("RuntimeError: out of luck") == 1
+    assert re.search(r"RuntimeError on rank 1 \(\S+\); all ranks were ended", done.stderr)
+    assert "prterun" not in done.stderr
+
+
+def test_an_exception_without_mpi_ends_all(paceline, script):
+    name = script(
+        "import os, time\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "    raise RuntimeError('out of luck')\ntime.sleep(60)\n"
+    )
+    done = paceline("run", "-n", "2", "--", name, timeout_s=40)
+    assert done.returncode == 1
+    assert "RuntimeError: out of luck" in done.stderr
+
+
+def test_the_exit_code_of_a_script_is_the_exit_code(paceline, script):
+    name = script(
+        "import sys, paceline\nworld = paceline.init()\nif world.rank == 1: sys.exit(7)\n"
+        "world.barrier()\n"
+    )
+    assert paceline("run", "-n", "2", "--", name, timeout_s=40).returncode == 7
+    assert paceline("run", "-n", "1", "--", script("raise SystemExit(9)")).returncode == 9
+    assert paceline("run", "-n", "1", "--", script("raise SystemExit(0)")).returncode == 0
+
+
+def test_a_missing_script_is_named(paceline):
+    done = paceline("run", "-n", "2", "--", "nowhere.py")
+    assert done.returncode == 1
+    assert done.stderr == "LaunchError: the script nowhere.py does not exist\n"
+
+
+def test_no_ranks_is_an_error(paceline, script):
+    done = paceline("run", "-n", "0", "--", script(""))
+    assert done.returncode != 0
+    assert "at least 1" in done.stderr

@@ -1,0 +1,212 @@
+"""`paceline train` as a user types it, over real MPI."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from conftest import clean_environment
+
+from paceline.launch.local import Job, find_mpirun, read_machine, render_command
+
+MODEL = """
+import torch
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+def samples(part):
+    generator = torch.Generator().manual_seed(len(part))
+    x = torch.randn(200, 4, generator=generator)
+    return torch.utils.data.TensorDataset(x, x[:, :3].argmax(1))
+
+def uneven():
+    import os
+    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
+    return nn.Sequential(nn.Linear(4, 8 + rank), nn.Linear(8 + rank, 3))
+
+def clumsy():
+    raise KeyError("no such thing")
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A user's folder: a model, data files good and bad."""
+    (tmp_path / "mine.py").write_text(MODEL)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 4)).astype(np.float32)
+    y = x[:, :3].argmax(axis=1)
+    np.savez(tmp_path / "train.npz", x=x, y=y)
+    np.savez(tmp_path / "val.npz", x=x[:50], y=y[:50])
+    np.savez(tmp_path / "tiny.npz", x=x[:1], y=y[:1])
+    np.savez(tmp_path / "labels.npz", x=x, y=y + 7)
+    poisoned = x.copy()
+    poisoned[33] = np.nan
+    np.savez(tmp_path / "nan.npz", x=poisoned, y=y)
+    whole = (tmp_path / "train.npz").read_bytes()
+    (tmp_path / "torn.npz").write_bytes(whole[: len(whole) // 2])
+    return tmp_path
+
+
+def test_the_demo_learns_and_reports(paceline, tmp_path):
+    done = paceline("train", "mnist", "-n", "2", "--epochs", "2", "--summary", "out/s.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert "2 ranks on 1 node, rule bsp, batch 64 per rank (128 in all)" in done.stdout
+    for heading in ("epoch", "train loss", "val loss", "val accuracy", "samples/s", "compute",
+                    "wait", "communication", "data"):  # fmt: skip
+        assert heading in done.stdout
+    assert "\x1b" not in done.stdout  # no terminal: plain lines
+    run_dir = tmp_path / re.search(r"run directory: (\S+)", done.stdout)[1]
+    assert (run_dir / "model.safetensors").exists()
+    summary = json.loads((tmp_path / "out" / "s.json").read_text())
+    assert summary["val_accuracy"] > 0.93
+    assert (summary["ranks"], summary["rule"], summary["epochs"]) == (2, "bsp", 2)
+    assert summary["samples_per_s"] > 0
+    assert set(summary["time"]) == {"compute", "wait", "communication", "data"}
+    assert sorted(p.name for p in (run_dir / "events").iterdir()) == [
+        "rank-0000.jsonl",
+        "rank-0001.jsonl",
+    ]
+
+
+def test_own_model_and_own_files(paceline, project):
+    done = paceline(
+        "train", "mine.py:build", "train.npz", "val.npz", "-n", "2", "--epochs", "20",
+        "--batch-size", "10", "--optimizer", "adam", "--lr", "0.01", "--run-dir", "here",
+        "--target", "val_accuracy>=0.9", "--set", "optimizer.weight_decay=1e-4",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "stopped after epoch" in done.stdout
+    config = yaml.safe_load((project / "here" / "config.yaml").read_text())
+    assert config["optimizer"] == {"name": "adam", "lr": 0.01, "weight_decay": 1e-4}
+    assert config["data"]["batch_size"] == 10
+
+
+def test_a_function_gives_model_and_dataset(paceline, project):
+    done = paceline(
+        "train", "mine.py:build", "mine.py:samples", "mine.py:samples", "-n", "1", "--epochs", "1"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_yaml_file_is_a_run_and_flags_win(paceline, project):
+    (project / "run.yaml").write_text(
+        "model: mine.py:build\ndata: {train: train.npz, validation: val.npz, batch_size: 30}\n"
+        "epochs: 9\noptimizer: {name: sgd, lr: 0.5}\nrun_dir: out\n"
+    )
+    done = paceline("train", "run.yaml", "--epochs", "1", "-n", "1", "--lr", "0.25")
+    assert done.returncode == 0, done.stderr
+    config = yaml.safe_load((project / "out" / "config.yaml").read_text())
+    assert (config["epochs"], config["data"]["batch_size"]) == (1, 30)
+    assert config["optimizer"] == {"lr": 0.25, "momentum": 0.9, "name": "sgd"}
+
+
+FAULTS = {
+    "missing file": (["mine.py:build", "nowhere.npz"], "nowhere.npz"),
+    "torn npz": (["mine.py:build", "torn.npz"], "torn.npz"),
+    "nan": (["mine.py:build", "nan.npz"], r"loss is nan at step \d+ on rank \d, for samples"),
+    "labels": (["mine.py:build", "labels.npz"], "is out of range: the model has 3 outputs"),
+    "shapes": (["mine.py:uneven", "train.npz"], "the ranks have different models: rank 1 has"),
+    "batch size": (["mnist", "--batch-size", "0"], "data.batch_size is 0"),
+    "few samples": (["mine.py:build", "tiny.npz"], "2 ranks but only 1 training sample"),
+    "rule": (["mnist", "--rule", "bps"], "Did you mean 'bsp'"),
+    "run dir": (["mnist", "--run-dir", "train.npz/x"], "train.npz/x cannot be written"),
+    "optimizer": (["mnist", "--optimizer", "adm"], "Did you mean 'adam'"),
+    "setting": (["mnist", "--optimizer", "adam", "--momentum", "1"], "no setting momentum"),
+    "key": (["mnist", "--set", "dat.x=1"], "dat is not a setting; did you mean data"),
+    "model": (["mine.py:nobody", "train.npz"], "build"),
+    "model file": (["nowhere.py:build", "train.npz"], "nowhere.py"),
+    "model raises": (["mine.py:clumsy", "train.npz"], "no such thing"),
+    "no data": (["mine.py:build"], "data.train is missing"),
+    "loss": (["mine.py:build", "train.npz", "--loss", "cross"], "loss is 'cross'"),
+    "data dir": (["mnist", "--data-dir", "."], "MNIST is not in"),
+    "ignored": (["mine.py:build", "train.npz", "--data-dir", "."], "data.dir is read for mnist"),
+    "run file": (["nowhere.yaml"], "nowhere.yaml does not exist"),
+}
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_bad_input_is_one_line_and_no_hang(paceline, project, fault, ranks):
+    if ranks == "1" and fault in ("shapes", "few samples"):
+        pytest.skip("needs two ranks to go wrong")
+    arguments, message = FAULTS[fault]
+    done = paceline("train", *arguments, "-n", ranks, "--epochs", "1", timeout_s=60)
+    assert done.returncode in (1, 2)
+    if fault == "model raises":  # the user's own code: its traceback is wanted
+        assert message in done.stderr
+        return
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert re.search(message, lines[0]), lines[0]
+    assert "Error" in lines[0].split()[0]
+
+
+def test_help_names_every_option_with_its_default(paceline):
+    done = paceline("train", "--help")
+    assert done.returncode == 0
+    for word in ("--rule", "--batch-size", "--target", "--summary", "default 64", "MODEL"):
+        assert word in done.stdout
+
+
+def test_threads_reach_the_ranks(paceline, project):
+    (project / "threads.py").write_text(
+        "import torch, paceline\nprint('T', torch.get_num_threads(), flush=True)\n"
+    )
+    for threads in (1, 2):  # torch takes no more than there are cores
+        done = paceline("run", "-n", "2", "--threads", str(threads), "--", "threads.py")
+        found = re.findall(r"T (\d)", done.stdout)
+        assert found == [str(min(threads, os.cpu_count()))] * 2
+
+
+def test_under_mpirun_the_world_is_joined(paceline, project):
+    """The command finds the ranks that mpirun started instead of starting others."""
+    command = str(Path(sys.executable).parent / "paceline")
+    arguments = ("train", "mine.py:build", "train.npz", "--epochs", "1")
+    argv, extra = render_command(Job(2, 1, (command, *arguments)), find_mpirun(), read_machine())
+    for name in ("PACELINE_RANKS", "PACELINE_LAUNCHER", "PACELINE_TTY"):
+        extra.pop(name, None)
+    done = subprocess.run(
+        argv,
+        cwd=project,
+        env=clean_environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 ranks on 1 node") == 1
+    done = subprocess.run(
+        [*argv, "-n", "3"], cwd=project, env=clean_environment(**extra),
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "you said -n 3, but openmpi has started 2 ranks already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "remedy"),
+    [
+        ({"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}, "srun --mpi=pmix"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "0"}, "different MPIs"),
+        ({"PMI_SIZE": "4", "PMI_RANK": "0"}, "different MPIs"),
+        ({"SLURM_NTASKS": "4"}, "paceline run -n 4"),
+    ],
+)
+def test_a_world_of_one_where_many_were_started_is_refused(paceline, tmp_path, variables, remedy):
+    (tmp_path / "program.py").write_text("import paceline\npaceline.init()\n")
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=clean_environment(**variables),
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "4 tasks, but MPI formed a world of 1" in done.stderr
+    assert remedy in done.stderr
