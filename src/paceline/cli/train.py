@@ -187,7 +187,7 @@ def _train(config: RunConfig, summary: str | None) -> int:
 
 def _has_terminal() -> bool:
     told = os.environ.get("PACELINE_TTY")
-    return told == "1" if told else sys.stdout.isatty()
+    return told != "0" if told else sys.stdout.isatty()
 
 
 def _short(path: Path) -> Path:

@@ -30,7 +30,7 @@ class Mpirun:
 class Machine:
     """What `render_command` must know of the machine and of the terminal it is started from.
 
-    `columns` is the width of the terminal on our stdout, `None` when stdout is no terminal.
+    `terminal` is the device on our stdout and `columns` its width, `None` when it is no terminal.
     """
 
     cores: int
@@ -38,6 +38,7 @@ class Machine:
     is_root: bool
     environ: Mapping[str, str]
     has_ssh: bool = True
+    terminal: str | None = None
     columns: int | None = None
 
 
@@ -67,13 +68,14 @@ def find_mpirun() -> Mpirun:
 
 def read_machine() -> Machine:
     """Look at this machine, this user and this terminal."""
-    terminal = sys.stdout is not None and sys.stdout.isatty()
+    terminal = _terminal()
     return Machine(
         cores=available_cores(),
         numa_nodes=numa_nodes(),
         is_root=hasattr(os, "geteuid") and os.geteuid() == 0,
         environ=dict(os.environ),
         has_ssh=shutil.which("ssh") is not None,
+        terminal=terminal,
         columns=shutil.get_terminal_size().columns if terminal else None,
     )
 
@@ -90,7 +92,7 @@ def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str
     extra = {name: value for name, value in defaults.items() if name not in machine.environ}
     extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1"}
     # A rank's stdout is a pty under Open MPI in any case, so isatty() there tells nothing.
-    extra["PACELINE_TTY"] = "0" if machine.columns is None else "1"
+    extra["PACELINE_TTY"] = machine.terminal or "0"
     if machine.columns is not None:
         extra["COLUMNS"] = str(machine.columns)
     return [mpirun.path, "-n", str(job.ranks), *options, *job.command], extra
@@ -143,6 +145,11 @@ def _slots(machine: Machine) -> int:
     """Count the ranks mpirun starts unasked: the cores, or the tasks of a Slurm allocation."""
     tasks = machine.environ.get("SLURM_NTASKS", "")
     return min(machine.cores, int(tasks)) if tasks.isdigit() else machine.cores
+
+
+def _terminal() -> str | None:
+    watched = sys.stdout is not None and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+    return os.ttyname(sys.stdout.fileno()) if watched else None
 
 
 @functools.cache

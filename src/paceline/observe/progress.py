@@ -181,16 +181,18 @@ def make_progress(
 ) -> Progress:
     """Choose the display: nothing except on rank 0, a bar on a terminal, else plain lines.
 
-    Under a launcher a rank cannot see the terminal, so whoever starts the ranks sets
-    PACELINE_TTY to 1 or 0; without it a launched rank writes plain lines.
+    Under a launcher a rank cannot see the terminal, so whoever starts the ranks sets PACELINE_TTY
+    to the terminal's device, or to 1 or 0; without it a launched rank writes plain lines. The bar
+    goes straight to the device, since Open MPI's mpirun holds back a line until it is complete.
     """
     if mode not in MODES:
         raise ConfigError(f"progress is {mode!r}, expected one of {', '.join(MODES)}.")
     if rank != 0 or mode == "off":
         return NoProgress()
     stream = sys.stdout if stream is None else stream
-    if mode == "bar" or (mode == "auto" and _reaches_terminal(env, stream)):
-        return BarProgress(stream, width=read_width(env))
+    terminal = _find_terminal(env, stream)
+    if mode == "bar" or (mode == "auto" and terminal is not None):
+        return BarProgress(terminal or stream, width=read_width(env))
     return PlainProgress(stream)
 
 
@@ -200,17 +202,29 @@ def read_width(env: Mapping[str, str]) -> int | None:
     return int(columns) if columns.isdecimal() and int(columns) > 0 else None
 
 
-def _reaches_terminal(env: Mapping[str, str], stream: TextIO) -> bool:
+def _find_terminal(env: Mapping[str, str], stream: TextIO) -> TextIO | None:
+    """Return what to draw a bar on, None when nobody watches."""
     told = env.get("PACELINE_TTY", "")
+    if told.startswith("/dev/"):
+        return _open_terminal(told)
     if told not in ("", "0", "1"):
         raise ConfigError(
-            f"PACELINE_TTY is {told!r}, expected 1 (a terminal) or 0 (none). Correct or unset it."
+            f"PACELINE_TTY is {told!r}, expected a device, 1 (a terminal) or 0 (none). "
+            "Correct or unset it."
         )
-    if told:
-        return told == "1"
-    if any(mark in env for mark in _LAUNCHER_MARKS):
-        return False
-    return stream.isatty() and env.get("TERM") != "dumb"
+    if not told and any(mark in env for mark in _LAUNCHER_MARKS):
+        return None
+    watched = told == "1" if told else stream.isatty() and env.get("TERM") != "dumb"
+    return stream if watched else None
+
+
+def _open_terminal(device: str) -> TextIO | None:
+    """Return the terminal, None where it cannot be reached: the rank may be on another machine."""
+    try:
+        terminal = os.fdopen(os.open(device, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8")
+    except OSError:
+        return None
+    return terminal if terminal.isatty() else None
 
 
 def _spell(text: str, encoding: str | None) -> str:

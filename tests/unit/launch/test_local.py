@@ -76,8 +76,8 @@ def test_a_stale_number_of_ranks_is_replaced():
 
 
 def test_the_terminal_is_told_to_the_ranks():
-    _, extra = render_command(job(), OPEN_MPI, machine(columns=132))
-    assert (extra["PACELINE_TTY"], extra["COLUMNS"]) == ("1", "132")
+    _, extra = render_command(job(), OPEN_MPI, machine(terminal="/dev/pts/7", columns=132))
+    assert (extra["PACELINE_TTY"], extra["COLUMNS"]) == ("/dev/pts/7", "132")
 
 
 @pytest.mark.parametrize(

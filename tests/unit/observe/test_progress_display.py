@@ -90,8 +90,32 @@ def test_an_unknown_mode_is_refused_with_the_valid_ones():
 
 
 def test_a_wrong_paceline_tty_is_refused():
-    with pytest.raises(ConfigError, match="PACELINE_TTY is 'yes', expected 1"):
+    with pytest.raises(ConfigError, match="PACELINE_TTY is 'yes', expected a device, 1"):
         make_progress(0, env={"PACELINE_TTY": "yes"}, stream=io.StringIO())
+
+
+def test_the_bar_goes_straight_to_the_device_that_the_launcher_named():
+    leader, follower = os.openpty()
+    try:
+        stream = io.StringIO()
+        env = {"PACELINE_TTY": os.ttyname(follower), "COLUMNS": "90", "OMPI_COMM_WORLD_SIZE": "2"}
+        progress = make_progress(0, "auto", env, stream)
+        progress.begin(2, 100, "what is trained")
+        progress.update(1, 50, 0.5, 10.0)
+        progress.close()
+        shown = os.read(leader, 10_000).decode()
+        assert "what is trained" in shown
+        assert "50/100" in shown
+        assert stream.getvalue() == ""
+    finally:
+        os.close(leader)
+        os.close(follower)
+
+
+@pytest.mark.parametrize("device", ["/dev/pts/no-such", "/dev/null"])
+def test_a_device_that_is_no_terminal_here_means_plain_lines(device):
+    stream = io.StringIO()
+    assert type(make_progress(0, "auto", {"PACELINE_TTY": device}, stream)) is PlainProgress
 
 
 @pytest.mark.parametrize("columns", [60, 100])
