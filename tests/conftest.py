@@ -13,6 +13,8 @@ import pytest
 from paceline.launch.local import Job, find_mpirun, read_machine, render_command
 
 TESTS = Path(__file__).parent
+FULL_MNIST = os.environ.get("PACELINE_DATA")
+"""Where the full MNIST lies, for the tests that need it."""
 
 
 def clean_environment(**changes: str) -> dict[str, str]:

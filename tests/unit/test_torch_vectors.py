@@ -248,6 +248,14 @@ def test_targets_in_a_row_do_not_broadcast_against_outputs_in_a_column():
     assert replica.gradients(batch(values[:, None], values)) == 0.0
 
 
+def test_classes_in_a_column_are_classes():
+    replica = make_replica(nn.Linear(2, 3), "cross_entropy", {"name": "sgd"})
+    inputs, labels = np.ones((3, 2), np.float32), np.array([0, 2, 1])
+    assert replica.evaluate(batch(inputs, labels)) == replica.evaluate(
+        batch(inputs, labels[:, None])
+    )
+
+
 def test_inputs_may_be_tuples_and_mappings():
     class Sum(nn.Module):
         def __init__(self):
@@ -296,6 +304,8 @@ def test_every_setting_reaches_the_optimizer():
     [
         ({"name": "adm"}, "optimizer is 'adm', expected one of: .*adam.* Did you mean 'adam'"),
         ({"name": "adam", "momentum": 0.9}, "adam has no setting momentum; it takes: lr, betas"),
+        ({"name": "lbfgs"}, "optimizer lbfgs cannot be used here: it asks for several"),
+        ({"name": "SparseAdam"}, "exchanged dense"),
         ({"name": "sgd", "lr": -1.0}, "optimizer sgd: .*-1.0"),
         ({"name": "sgd", "lr": 0.1, "nesterov": True}, "Nesterov momentum requires"),
     ],

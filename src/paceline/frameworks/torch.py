@@ -41,7 +41,7 @@ class TorchReplica(TorchVectors):
         if not add:
             self.clear_gradients()
         self._set_mode(training=True)
-        loss = self._loss_of(batch)[1]
+        _, _, loss = self._forward(batch)
         (loss * weight if weight != 1.0 else loss).backward()
         return float(loss.item())
 
@@ -54,9 +54,9 @@ class TorchReplica(TorchVectors):
     def evaluate(self, batch: BatchLike) -> dict[str, float]:
         self._set_mode(training=False)
         with torch.no_grad():
-            outputs, loss = self._loss_of(batch)
+            outputs, targets, loss = self._forward(batch)
             sums = {"loss": loss.item() * batch.samples, "samples": float(batch.samples)}
-            return sums | _count_correct(outputs, self._tensors(batch.targets, images=False))
+            return sums | _count_correct(outputs, targets)
 
     def optimizer_checksum(self) -> int:
         return state_checksum(self.optimizer)
@@ -83,20 +83,21 @@ class TorchReplica(TorchVectors):
         if self.module.training != training:  # walking all submodules costs as much as a layer
             self.module.train(training)
 
-    def _loss_of(self, batch: BatchLike) -> tuple[Any, torch.Tensor]:
+    def _forward(self, batch: BatchLike) -> tuple[Any, Any, torch.Tensor]:
+        """Outputs, targets and the mean loss."""
         inputs = self._tensors(batch.inputs, images=True)
-        targets = self._tensors(batch.targets, images=False)
         if isinstance(inputs, Mapping):
             outputs = self.module(**inputs)
         elif isinstance(inputs, tuple | list):
             outputs = self.module(*inputs)
         else:
             outputs = self.module(inputs)
+        targets = _fit(outputs, self._tensors(batch.targets, images=False))
         try:
-            return outputs, self._loss(outputs, _fitting(outputs, targets))
-        except (IndexError, RuntimeError) as error:
+            return outputs, targets, self._loss(outputs, targets)
+        except (IndexError, RuntimeError):
             _explain_targets(outputs, targets, batch)
-            raise error
+            raise
 
     def _tensors(self, value: Any, images: bool) -> Any:
         """Arrays as tensors of the model's float type, integers as int64; with `images`, bytes are
@@ -117,13 +118,18 @@ class TorchReplica(TorchVectors):
         return value
 
 
-def _fitting(outputs: Any, targets: Any) -> Any:
-    """Targets in the form of the outputs where only the form differs: a column against a row would
-    broadcast to a square without a word, and 0/1 targets of the outputs' shape must be floats."""
+def _fit(outputs: Any, targets: Any) -> Any:
+    """Targets in the form of the outputs where only the form differs.
+
+    A column against a row would broadcast to a square without a word; classes in a column are
+    classes; 0/1 targets of the outputs' shape must be floats.
+    """
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         return targets
     if outputs.dim() == targets.dim() + 1 and outputs.shape[-1] == 1:
         targets = targets.unsqueeze(-1)
+    elif outputs.dim() == targets.dim() == 2 and targets.shape[1] == 1 < outputs.shape[1]:
+        targets = targets.squeeze(1)
     if targets.shape == outputs.shape and not targets.is_floating_point():
         targets = targets.to(outputs.dtype)
     return targets

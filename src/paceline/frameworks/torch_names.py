@@ -33,6 +33,11 @@ _OPTIMIZERS: dict[str, Any] = {
     and value is not torch.optim.Optimizer
 }
 
+_UNFIT = {
+    "lbfgs": "it asks for several gradients per step",
+    "sparseadam": "gradients are exchanged dense; use adam",
+}
+
 _NOT_SETTINGS = ("self", "params", "named_parameters")
 
 
@@ -61,6 +66,8 @@ def make_optimizer(
     if kind is None:
         valid = ", ".join(sorted(_OPTIMIZERS))
         raise ConfigError(f"optimizer is '{name}', expected one of: {valid}{_near(name)}")
+    if name.lower() in _UNFIT:
+        raise ConfigError(f"optimizer {name} cannot be used here: {_UNFIT[name.lower()]}")
     known = [key for key in inspect.signature(kind).parameters if key not in _NOT_SETTINGS]
     unknown = [key for key in settings if key not in known]
     if unknown:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from paceline.comm import World
@@ -20,16 +19,26 @@ from paceline.training.exchange import GradientExchange
 from paceline.training.start import average_buffers, start_equal
 
 
-@dataclass
 class _Served:
-    """Samples that `shard` has handed out since the last step, and how many a full step has."""
+    """Samples that `shard` has handed out since the last step, and how many a full step has.
 
-    samples: int = 0
-    nominal: int = 0
+    Only the batches served last count: what a validation loop took before them did not go into the
+    gradients.
+    """
+
+    def __init__(self) -> None:
+        self._by: object = None
+        self._samples = self._nominal = 0
+
+    def add(self, by: object, samples: int, nominal: int) -> None:
+        if by is not self._by:
+            self._by, self._samples, self._nominal = by, 0, 0
+        self._samples += samples
+        self._nominal += nominal
 
     def take(self) -> tuple[int, int]:
-        taken = (self.samples, self.nominal) if self.samples else (1, 1)
-        self.samples = self.nominal = 0
+        taken = (self._samples, self._nominal) if self._samples else (1, 1)
+        self._by, self._samples, self._nominal = None, 0, 0
         return taken
 
 
@@ -137,8 +146,7 @@ class Batches:
             epoch=epoch,
             **self._order,  # type: ignore[arg-type]
         ):
-            served.samples += batch.samples
-            served.nominal += self._batch_size
+            served.add(self, batch.samples, self._batch_size)
             content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
             yield map_leaves(self._to, content) if self._to else content
 

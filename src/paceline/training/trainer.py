@@ -83,7 +83,7 @@ class Trainer:
         data = {"train": train, "validation": validation}
         given = {key: value for key, value in data.items() if value is not None}
         layers = [{"model": model} if model is not None else {}, settings, {"data": given}]
-        if config is not None and any([model, given, settings]):
+        if config is not None and (model is not None or given or settings):
             raise TypeError("Trainer takes a config or single settings, not both")
         self.config = config or read_config(*layers)
         self.callbacks = list(callbacks)

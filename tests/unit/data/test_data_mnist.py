@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import os
 import socket
 import struct
 import threading
@@ -12,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import FULL_MNIST
 
 from paceline.data import mnist, open_data
 from paceline.errors import DataError
 
-# Read on import: within tests the environment is cleared of what the user has set.
-GIVEN = os.environ.get("PACELINE_DATA")
 COUNTS = {"train": 5, "t10k": 3}
 NAMES = sorted(f"{stem}.gz" for stem in mnist.MD5)
 
@@ -234,9 +232,10 @@ def test_a_url_that_is_none_is_named(tmp_path, contents, bad):
 
 
 def test_the_full_set_is_read_where_it_is_at_hand():
-    directory = mnist.locate(GIVEN)
-    if directory is None:
+    if FULL_MNIST is None:
         pytest.skip("the full MNIST is not here; set PACELINE_DATA to its directory")
+    directory = mnist.locate(FULL_MNIST)
+    assert directory is not None
     for part, count in (("train", 60_000), ("validation", 10_000)):
         source = open_data("mnist", part=part, data_dir=str(directory))
         assert len(source) == count

@@ -163,6 +163,55 @@ def test_a_rank_that_left_has_no_weight():
     assert run_world(2, program)[1] == pytest.approx(run_world(1, alone)[0], rel=1e-6)
 
 
+def test_a_validation_loop_does_not_weigh_in():
+    """67 samples on 2 ranks: the last step is uneven, and so are the validation's."""
+    x, y = (array[:67] for array in data())
+
+    def program(validating):
+        def run(world):
+            model, optimizer = build()
+            train = paceline.shard((x, y), 8, to=torch.from_numpy)
+            check = paceline.shard((x[:13], y[:13]), 5, to=torch.from_numpy)
+            with paceline.keep_pace(model, optimizer):
+                for _ in range(2):
+                    for inputs, targets in train:
+                        optimizer.zero_grad()
+                        (model(inputs) - targets).square().mean().backward()
+                        optimizer.step()
+                        if validating:
+                            for inputs, _ in check:
+                                model(inputs)
+            return weights(model).tobytes()
+
+        return run
+
+    assert run_world(2, program(True)) == run_world(2, program(False))
+
+
+def test_gradients_weigh_by_samples_not_by_ranks():
+    """Rank 0 has 3 samples in the only step, rank 1 has 2: the mean is over all five."""
+
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer):
+            for x, y in paceline.shard(tuple(a[:5] for a in data()), 3, to=torch.from_numpy):
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+        return weights(model)
+
+    [alone] = run_world(1, lambda world: one_step())
+    assert run_world(2, program)[1] == pytest.approx(alone, rel=1e-5)
+
+
+def one_step():
+    model, optimizer = build()
+    x, y = (torch.from_numpy(array[:5]) for array in data())
+    (model(x) - y).square().mean().backward()
+    optimizer.step()
+    return weights(model)
+
+
 def test_batch_norm_statistics_are_equal_afterwards():
     def program(world):
         model = nn.BatchNorm1d(3)
