@@ -135,6 +135,7 @@ def test_gradients_start_anew_without_add(make):
 def test_cleared_gradients_are_zero(make):
     replica = make()
     replica.gradients(batch_of())
+    assert replica.collect_gradients()[0].any()
     replica.clear_gradients()
     assert not replica.collect_gradients()[0].any()
 

@@ -11,6 +11,7 @@ import paceline
 from paceline.comm import SoloWorld, run_world
 from paceline.data import epoch_order
 from paceline.errors import ConfigError, DataError, ReplicaError, TrainingError
+from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import History, read_events
 from paceline.training.trainer import Trainer
 
@@ -104,6 +105,63 @@ def test_many_ranks_follow_one_rank_with_the_same_global_batch(tmp_path, ranks, 
     assert losses == pytest.approx(step_losses(one), rel=1e-5)
     for result in many:
         assert parameters(result).tobytes() == parameters(many[0]).tobytes()
+
+
+def test_the_train_loss_of_an_epoch_is_the_mean_over_all_samples(tmp_path):
+    many = fit(tmp_path, 3, batch_size=32, epochs=1)  # the last step is smaller
+    events = [e for e in read_events(many[0].run_dir / "events") if e["event"] == "step"]
+    mean = sum(e["loss"] * e["samples"] for e in events) / SAMPLES
+    for result in many:
+        assert result.history[0].train_loss == pytest.approx(mean, rel=1e-9)
+
+
+class TwoHeads(nn.Module):
+    """One head is used for inputs that begin with a positive number, one never."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.some, self.never = network(), nn.Linear(4, 4), nn.Linear(4, 4)
+        with torch.no_grad():
+            for head in (self.some, self.never):
+                head.weight.copy_(torch.eye(4))
+                head.bias.fill_(0.5)
+
+    def forward(self, x):
+        y = self.body(x)
+        return self.some(y) if float(x[0, 0]) > 0 else y
+
+
+def test_parameters_without_gradients_are_treated_as_in_plain_torch(tmp_path):
+    """Weight decay moves a parameter only in steps in which some rank has a gradient for it."""
+    inputs, targets = data()
+    inputs[:, 0] = np.where(np.arange(SAMPLES) < 165, 1.0, -1.0)  # unshuffled: rank 0's first
+    settings = {
+        "model": TwoHeads, "train": (inputs, targets), "epochs": 1, "batch_size": 11,
+        "data": {"shuffle": False},
+        "optimizer": {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.3},
+    }  # fmt: skip
+    results = fit(tmp_path, 2, **settings)
+    for result in results:
+        assert torch.equal(result.model.never.weight, torch.eye(4))  # no rank had a gradient
+        assert not torch.equal(result.model.some.weight, torch.eye(4))
+        assert parameters(result).tobytes() == parameters(results[0]).tobytes()
+
+
+def test_a_broadcast_that_did_not_arrive_is_noticed(tmp_path):
+    class Deaf(NumpyReplica):
+        """Its parameters are a copy, and what is written to the copy never reaches it."""
+
+        def parameters(self):
+            return super().parameters().copy()
+
+    ranks = iter(range(3))
+
+    def build():
+        arrays = {"w": np.full(3, next(ranks), np.float32)}
+        return Deaf(arrays, lambda arrays, batch: (0.0, {"w": np.zeros(3)}))
+
+    with pytest.raises(ReplicaError, match=r"parameters on rank .* differ from rank 0's"):
+        fit(tmp_path, 3, model=build)
 
 
 def test_the_same_run_twice_is_bit_identical(tmp_path):
