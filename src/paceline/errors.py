@@ -27,3 +27,7 @@ class WorldError(PacelineError):
 
 class TrainingError(PacelineError):
     """Training went wrong: a loss that is not finite, a gradient where none may be."""
+
+
+class OutputError(PacelineError):
+    """Something a run leaves behind could not be written."""

@@ -22,7 +22,10 @@ of summation by alignment, so an unaligned copy of a model would not train bit f
 
 @dataclass(frozen=True)
 class Entry:
-    """One array's place in the flat vector; `dtype` is the array's own, not the vector's."""
+    """One array's place in the flat vector.
+
+    `dtype` is the array's own, not the vector's, with its order in memory where that is unusual.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -60,7 +63,7 @@ class Layout:
         The vector is float32, or float64 as soon as one array is: no array loses precision in it.
         """
         described = [(name, tuple(int(n) for n in shape), str(dt)) for name, shape, dt in arrays]
-        dtype = np.dtype(np.float64 if any(d == "float64" for _, _, d in described) else np.float32)
+        dtype = np.dtype(np.float64 if any("float64" in d for _, _, d in described) else np.float32)
         step = ALIGNMENT_BYTES // dtype.itemsize
         entries, offset = [], 0
         for name, shape, own in described:
@@ -85,11 +88,6 @@ class Layout:
         for view, array in zip(self.views(vector), arrays, strict=True):
             view[...] = array
         return vector
-
-    def scatter(self, vector: Vector, arrays: Sequence[npt.NDArray[Any]]) -> None:
-        """Copy `vector` into the arrays, converting to theirs."""
-        for view, array in zip(self.views(vector), arrays, strict=True):
-            array[...] = view
 
     def fingerprint(self) -> str:
         """A short text that is the same on two ranks exactly when their layouts are."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -96,8 +98,12 @@ def ranks_of_a_node_know_each_other(world: World) -> None:
 
 
 def barrier_lets_nobody_through_early(world: World) -> None:
-    for _ in range(20):
-        world.barrier()
+    late = 0.2
+    began = time.monotonic()
+    if world.rank == world.size - 1:
+        time.sleep(late)  # the others must wait for this one
+    world.barrier()
+    assert time.monotonic() - began >= late * 0.9
 
 
 def a_buffer_must_be_one_piece(world: World) -> None:

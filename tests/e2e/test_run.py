@@ -70,6 +70,48 @@ def test_an_exception_without_mpi_ends_all(paceline, script):
     assert "RuntimeError: out of luck" in done.stderr
 
 
+def test_a_script_that_starts_mpi_by_itself_is_ended_too(paceline, script):
+    name = script(
+        "from mpi4py import MPI\nif MPI.COMM_WORLD.rank == 1: raise RuntimeError('out of luck')\n"
+        "MPI.COMM_WORLD.Barrier()\n"
+    )
+    done = paceline("run", "-n", "2", "--", name, timeout_s=40)
+    assert done.returncode == 1
+    assert re.search(r"RuntimeError on rank 1 \(\S+\)", done.stderr)
+
+
+def test_a_seed_holds_even_if_building_imports_the_framework(paceline, script):
+    name = script(
+        "import sys, paceline, numpy as np\n"
+        "def build():\n    from torch import nn\n    return nn.Linear(2, 1)\n"
+        "assert 'torch' not in sys.modules\n"
+        "data = np.ones((8, 2)), np.ones(8)\n"
+        "r = paceline.Trainer(build, data, loss='mse', epochs=1, progress='off').fit()\n"
+        "print(r.summary['train_loss'])\n"
+    )
+    first, second = (paceline("run", "-n", "1", "--", name) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+
+
+def test_what_cannot_be_run_is_said(paceline, script):
+    done = paceline("run", "-n", "1", "--", "-m")
+    assert done.returncode == 1
+    assert "-m needs the name of a module" in done.stderr
+    done = paceline("run", "-n", "1", "--threads", "0", "--", script(""))
+    assert done.returncode == 2
+    assert "'0' is not a number of 1 or more" in done.stderr
+
+
+def test_threads_asked_for_win_over_the_shell_and_its_own_over_the_default(paceline, script):
+    name = script("import os; print('T', os.environ.get('OMP_NUM_THREADS'), flush=True)")
+    asked = paceline("run", "-n", "2", "--threads", "2", "--", name, OMP_NUM_THREADS="1")
+    assert asked.stdout.split() == ["T", "2", "T", "2"]
+    for ranks in ("1", "2"):
+        kept = paceline("run", "-n", ranks, "--", name, OMP_NUM_THREADS="1")
+        assert kept.stdout.split() == ["T", "1"] * int(ranks)
+
+
 def test_the_exit_code_of_a_script_is_the_exit_code(paceline, script):
     name = script(
         "import sys, paceline\nworld = paceline.init()\nif world.rank == 1: sys.exit(7)\n"

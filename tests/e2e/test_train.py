@@ -12,6 +12,7 @@ import pytest
 import yaml
 from conftest import clean_environment
 
+from paceline.cli.train import _FLAGS
 from paceline.launch.local import Job, find_mpirun, read_machine, render_command
 
 MODEL = """
@@ -33,6 +34,18 @@ def uneven():
 
 def clumsy():
     raise KeyError("no such thing")
+
+def leaver():
+    import os, sys
+    if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+        sys.exit(4)
+    return build()
+
+def noise(part):
+    import numpy as np
+    x = np.random.normal(size=(40, 4)).astype(np.float32)
+    print("first", x[0, 0], flush=True)
+    return x, x[:, :3].argmax(1)
 """
 
 
@@ -150,11 +163,41 @@ def test_bad_input_is_one_line_and_no_hang(paceline, project, fault, ranks):
     assert "Error" in lines[0].split()[0]
 
 
-def test_help_names_every_option_with_its_default(paceline):
+def test_a_rank_that_exits_while_building_ends_the_job(paceline, project):
+    done = paceline("train", "mine.py:leaver", "train.npz", "-n", "2", timeout_s=40)
+    assert done.returncode == 4
+
+
+def test_random_data_is_the_same_on_every_rank(paceline, project):
+    done = paceline("train", "mine.py:build", "mine.py:noise", "-n", "2", "--epochs", "1")
+    assert done.returncode == 0, done.stderr
+    first = re.findall(r"first (\S+)", done.stdout)
+    assert len(first) == 2
+    assert len(set(first)) == 1
+
+
+def test_a_summary_that_cannot_be_written_is_found_before_training(paceline, project):
+    done = paceline("train", "mine.py:build", "train.npz", "-n", "1", "--summary", "train.npz/x")
+    assert done.returncode == 2
+    assert "train.npz/x cannot be written" in done.stderr
+    assert not (project / "runs").exists()
+
+
+def test_a_strange_width_of_the_terminal_does_no_harm(paceline, project):
+    for columns in ("", "wide"):
+        done = paceline(
+            "train", "mine.py:build", "train.npz", "-n", "1", "--epochs", "1", COLUMNS=columns
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_help_names_every_option_and_setting(paceline):
     done = paceline("train", "--help")
     assert done.returncode == 0
-    for word in ("--rule", "--batch-size", "--target", "--summary", "default 64", "MODEL"):
+    flags = [flag for flag, _, _ in _FLAGS]
+    for word in (*flags, "--ranks", "--threads", "--config", "--set", "--summary", "MODEL"):
         assert word in done.stdout
+    assert done.stdout.count("default") >= 18
 
 
 def test_threads_reach_the_ranks(paceline, project):
@@ -189,7 +232,7 @@ def test_under_mpirun_the_world_is_joined(paceline, project):
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode != 0
-    assert "you said -n 3, but openmpi has started 2 ranks already" in done.stderr
+    assert done.stderr.count("you said -n 3, but openmpi has started 2 ranks already") == 1
 
 
 @pytest.mark.parametrize(

@@ -36,3 +36,9 @@ def test_an_error_of_ours_is_one_line_without_traceback(mpirun):
 def test_a_rank_that_vanishes_ends_the_job_with_its_code(mpirun):
     done = mpirun(2, "fail.py", "exit", "1", timeout_s=30)
     assert done.returncode == 5
+
+
+def test_a_rank_whose_output_is_closed_ends_the_job_all_the_same(mpirun):
+    done = mpirun(2, "fail.py", "closed", "1", timeout_s=30)
+    assert done.returncode == 1
+    assert "ValueError on rank 1" in done.stderr

@@ -1,5 +1,7 @@
 """What models may contain: several dtypes, frozen, tied and unused parameters, buffers."""
 
+from collections import namedtuple
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +12,7 @@ from paceline.errors import ConfigError, DataError, ReplicaError, TrainingError
 from paceline.frameworks import make_replica
 from paceline.frameworks.torch_names import find_loss, make_optimizer
 from paceline.frameworks.torch_vectors import TorchVectors
-from paceline.vectors import aligned_zeros
+from paceline.vectors import aligned_zeros, differences
 
 
 class Mixed(nn.Module):
@@ -188,6 +190,47 @@ def test_channels_last_weights_stay_channels_last():
     assert torch.equal(model.weight, before)
 
 
+def test_a_buffer_that_is_replaced_in_every_step_is_found_again():
+    class Moving(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(2, 1)
+            self.register_buffer("mean", torch.zeros(2))
+            self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+        def forward(self, x):
+            self.mean = 0.5 * self.mean + x.mean(0)
+            self.count = self.count + 1
+            return self.linear(x)
+
+    model = Moving()
+    vectors = rehomed(model)
+    model(torch.ones(3, 2))
+    assert vectors.buffers()[:2].tolist() == [1.0, 1.0]
+    vectors.buffers()[:2] = 7.0
+    vectors.accept_buffers()
+    assert model.mean.tolist() == [7.0, 7.0]
+    assert vectors.constants().view(np.int64).tolist() == [1]
+
+
+def test_another_order_in_memory_is_another_layout():
+    usual = TorchVectors(nn.Conv2d(3, 4, 3)).layout
+    other = TorchVectors(nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)).layout
+    assert usual.fingerprint() != other.fingerprint()
+    assert "with strides (27, 1, 9, 3)" in differences([usual, other])[0]
+
+
+def test_release_gives_every_parameter_memory_of_its_own():
+    model = nn.Linear(100, 100)
+    before = model.weight.detach().clone()
+    vectors = rehomed(model)
+    vectors.release()
+    assert model.weight.untyped_storage().nbytes() == model.weight.nbytes
+    assert torch.equal(model.weight, before)
+    vectors.parameters()[:] = 0
+    assert torch.equal(model.weight, before)
+
+
 def test_zeroed_gradients_are_used_in_place():
     model = nn.Linear(2, 1, bias=False)
     vectors = rehomed(model)
@@ -200,12 +243,26 @@ def test_zeroed_gradients_are_used_in_place():
         optimizer.zero_grad(set_to_none=False)
 
 
+def sharing_memory():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    return model
+
+
+def with_expanded_buffer():
+    model = nn.Linear(2, 2)
+    model.register_buffer("wide", torch.zeros(1).expand(5))
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (nn.LazyLinear(3), "has no shape yet"),
         (nn.Linear(2, 2, dtype=torch.complex64), "only real ones"),
         (nn.ReLU(), "no parameter to train"),
+        (sharing_memory(), "'0.weight' and '1.weight' share memory but are two objects"),
+        (with_expanded_buffer(), "buffer 'wide' is an expanded tensor"),
     ],
 )
 def test_what_cannot_be_trained_is_said(model, message):
@@ -227,6 +284,33 @@ def test_a_label_out_of_range_names_label_and_sample():
 def test_labels_of_any_integer_type(dtype):
     replica = make_replica(nn.Linear(2, 3), "cross_entropy", {"name": "sgd"})
     assert replica.gradients(batch(np.ones((2, 2), np.float32), np.array([0, 2], dtype))) > 0
+
+
+def test_a_complaint_that_is_not_about_labels_is_left_alone():
+    replica = make_replica(nn.Linear(2, 3), "cross_entropy", {"name": "sgd"})
+    with pytest.raises((ValueError, RuntimeError), match="batch_size"):
+        replica.gradients(Batch(np.ones((3, 2), np.float32), np.array([0, -100]), 3))
+
+
+def test_labels_marked_as_ignored_are_no_mistake():
+    replica = make_replica(nn.Linear(2, 3), "cross_entropy", {"name": "sgd"})
+    assert replica.gradients(batch(np.ones((2, 2), np.float32), np.array([0, -100]))) > 0
+    with pytest.raises(DataError, match="label 9 of sample 102"):
+        replica.gradients(batch(np.ones((3, 2), np.float32), np.array([0, -100, 9])))
+
+
+def test_targets_of_a_users_own_loss_are_left_alone():
+    shapes = []
+
+    def loss(outputs, targets):
+        shapes.append((tuple(outputs.shape), tuple(targets.shape), targets.dtype))
+        return outputs.sum()
+
+    replica = make_replica(nn.Linear(2, 1), loss, {"name": "sgd"})
+    inputs = np.ones((3, 2), np.float32)
+    replica.gradients(batch(inputs, np.zeros(3)))
+    replica.gradients(batch(inputs, np.zeros((3, 1), np.int32)))
+    assert shapes == [((3, 1), (3,), torch.float32), ((3, 1), (3, 1), torch.int64)]
 
 
 def test_float64_inputs_and_byte_images_fit_a_float32_model():
@@ -269,6 +353,8 @@ def test_inputs_may_be_tuples_and_mappings():
     ones, zeros = np.ones((3, 2), np.float32), np.zeros((3, 1), np.float32)
     by_place = replica.gradients(batch((ones, ones), zeros))
     assert by_place == replica.gradients(Batch({"left": ones, "right": ones}, zeros, 3))
+    pair = namedtuple("pair", "left right")
+    assert by_place == replica.gradients(Batch(pair(ones, ones), zeros, 3))
 
 
 def test_accuracy_counts_one_hot_targets_and_classes_alike():
@@ -278,6 +364,10 @@ def test_accuracy_counts_one_hot_targets_and_classes_alike():
     classes = replica.evaluate(batch(inputs, labels))
     one_hot = replica.evaluate(batch(inputs, np.eye(3, dtype=np.float32)[labels]))
     assert classes == pytest.approx(one_hot)
+    several = np.eye(3, dtype=np.float32)[labels] + np.eye(3, dtype=np.float32)[(labels + 1) % 3]
+    many_labels = make_replica(nn.Linear(2, 3), "binary_crossentropy", {"name": "sgd"})
+    for count in (1, 20):  # however it is batched
+        assert "correct" not in many_labels.evaluate(batch(inputs[:count], several[:count]))
     assert "correct" not in make_replica(nn.Linear(2, 1), "mse", {"name": "sgd"}).evaluate(
         batch(inputs, np.zeros(20))
     )
@@ -288,9 +378,13 @@ def test_accuracy_counts_one_hot_targets_and_classes_alike():
 )
 def test_optimizers_by_name_move_parameters(name):
     model = nn.Linear(2, 1)
+    before = model.weight.detach().clone()
     optimizer = make_optimizer({"name": name, "lr": 0.1}, model.parameters())
     assert type(optimizer).__name__.lower() == name.lower()
     assert optimizer.param_groups[0]["lr"] == 0.1
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(model.weight, before)
 
 
 def test_every_setting_reaches_the_optimizer():

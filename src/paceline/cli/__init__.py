@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from paceline import __version__
 from paceline.cli import run, train
 from paceline.errors import PacelineError
-from paceline.launch.world import exit_code
+from paceline.launch.environment import detect
+from paceline.launch.world import exit_code, wait_for_turn
 
 COMMANDS = (train, run)
 
@@ -29,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(args.function(args, given))
     except PacelineError as error:
+        wait_for_turn(detect().rank or 0)
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return exit_code(error)
     except KeyboardInterrupt:

@@ -23,13 +23,18 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "theirs are joined instead)",
     )
     parser.add_argument(
-        "--threads", type=int, metavar="T", help="threads per rank (default: cores / ranks)"
+        "--threads",
+        type=_positive,
+        metavar="T",
+        help="threads per rank (default: $OMP_NUM_THREADS, else cores / ranks)",
     )
 
 
 def start_or_join(args: argparse.Namespace, command: Sequence[str], join: Callable[[], int]) -> int:
     """Run `join` in this process if it is a rank or the only one, else start ranks of `command`."""
     environment = detect()
+    if args.threads:  # what was asked for wins over what the shell has set
+        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
     if environment.launched:
         if args.ranks not in (None, environment.size):
             raise LaunchError(
@@ -38,11 +43,17 @@ def start_or_join(args: argparse.Namespace, command: Sequence[str], join: Callab
             )
         return join()
     ranks = args.ranks if args.ranks is not None else _default_ranks(environment)
-    threads = args.threads or threads_per_rank(max(1, ranks), available_cores())
     if ranks == 1:
-        os.environ |= {"PACELINE_RANKS": "1", "OMP_NUM_THREADS": str(threads)}
+        os.environ["PACELINE_RANKS"] = "1"
         return join()
+    threads = args.threads or threads_per_rank(max(1, ranks), available_cores())
     return start(Job(ranks, threads, (sys.executable, "-m", "paceline", *command)))
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+    return int(text)
 
 
 def _default_ranks(environment: Environment) -> int:

@@ -6,11 +6,11 @@ import argparse
 import runpy
 import sys
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from paceline.cli.ranks import add_rank_options, start_or_join
 from paceline.errors import LaunchError
-from paceline.launch.world import fail, init
+from paceline.launch.world import everyone, exit_code, fail
 
 
 def add_parser(commands: Any) -> None:
@@ -28,6 +28,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
+    if args.script == "-m" and not args.arguments:
+        raise LaunchError("-m needs the name of a module: paceline run -n 2 -- -m package.module")
     if args.script != "-m" and not Path(args.script).is_file():
         raise LaunchError(f"the script {args.script} does not exist")
     return start_or_join(args, given, lambda: _run_script(args.script, args.arguments))
@@ -45,27 +47,20 @@ def _run_script(script: str, arguments: list[str]) -> int:
             sys.path.insert(0, str(Path(script).resolve().parent))
             runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
-        return _exit(stop.code)
+        return _exit(stop)
     except Exception as error:
-        _end_all(error)
+        if everyone().size > 1:
+            fail(everyone(), error)
+        raise  # a rank without MPI: mpirun ends the others when this one exits non-zero
     return 0
 
 
-def _exit(code: str | int | None) -> int:
+def _exit(stop: SystemExit) -> int:
     """A rank that exits non-zero ends the others, which would wait for it."""
-    if isinstance(code, str):
-        sys.stderr.write(f"{code}\n")
-        code = 1
-    if code and _uses_mpi():
-        init().abort(code)
-    return code or 0
-
-
-def _end_all(error: Exception) -> NoReturn:
-    if _uses_mpi():
-        fail(init(), error)
-    raise error  # mpirun ends the other ranks when this process exits non-zero
-
-
-def _uses_mpi() -> bool:
-    return "mpi4py.MPI" in sys.modules
+    if stop.code in (None, 0):
+        return 0
+    if isinstance(stop.code, str):
+        sys.stderr.write(f"{stop.code}\n")
+    if everyone().size > 1:
+        everyone().abort(exit_code(stop))
+    return exit_code(stop)

@@ -12,7 +12,13 @@ from paceline.cli.ranks import add_rank_options, start_or_join
 from paceline.errors import ConfigError
 from paceline.launch.world import fail, init
 from paceline.rules import RULES
-from paceline.training.config import RunConfig, read_assignment, read_config, read_yaml
+from paceline.training.config import (
+    RunConfig,
+    combine,
+    read_assignment,
+    read_config,
+    read_yaml,
+)
 
 _FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--rule", "rule", {"help": f"how the ranks keep pace: {', '.join(RULES)} (default bsp)"}),
@@ -151,8 +157,8 @@ def _read_settings(args: argparse.Namespace) -> RunConfig:
     named = {"model": model, "data.train": args.train, "data.validation": args.validation}
     named |= {setting: vars(args)[setting] for _, setting, _ in _FLAGS}
     named["threads"] = args.threads
-    layers += [_nested(key, value) for key, value in named.items() if value is not None]
-    layers += [read_assignment(text) for text in args.set]
+    given = [_nested(key, value) for key, value in named.items() if value is not None]
+    layers.append(combine(*given, *map(read_assignment, args.set)))
     return read_config(*layers)
 
 
@@ -164,21 +170,24 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def _train(config: RunConfig, summary: str | None) -> int:
     from paceline.observe import render_final
-    from paceline.training.rundir import write_json
+    from paceline.observe.progress import read_width
+    from paceline.training.once import once
+    from paceline.training.rundir import check_writable, write_json
     from paceline.training.trainer import Trainer
 
     world = init()
     try:
+        if summary is not None:
+            once(world, lambda: check_writable(Path(summary)))
         result = Trainer(config=config).fit()
         if world.rank == 0:
             if summary is not None:
                 write_json(Path(summary), result.summary)
-            width = int(os.environ.get("COLUMNS", 0)) or None
-            terminal = _has_terminal()
-            render_final(result.history, sys.stdout, terminal, width, world.size)
+            width = read_width(os.environ)
+            render_final(result.history, sys.stdout, _has_terminal(), width, world.size)
             sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
             sys.stdout.flush()
-    except Exception as error:
+    except BaseException as error:  # also SystemExit, from the user's model: the others wait
         if world.size == 1:
             raise
         fail(world, error)

@@ -5,7 +5,7 @@ from paceline.data.convert import as_source
 from paceline.data.epochs import evaluation_batches, training_batches
 from paceline.data.files import open_data
 from paceline.data.prefetch import prefetched
-from paceline.data.shards import Plan, Shard, epoch_order, plan_steps, steps_per_epoch
+from paceline.data.shards import Plan, Shard, epoch_order, plan_steps
 from paceline.data.sources import ArraySource, DatasetSource, Source
 from paceline.data.streams import Stream
 
@@ -23,6 +23,5 @@ __all__ = [
     "open_data",
     "plan_steps",
     "prefetched",
-    "steps_per_epoch",
     "training_batches",
 ]

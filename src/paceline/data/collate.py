@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from paceline.data.batch import Batch
-from paceline.data.nests import is_nest, leaves, rebuild
 from paceline.errors import DataError
 from paceline.functions import describe_failure
+from paceline.nests import is_nest, leaves, rebuild
 
 Collate = Callable[[list[Any]], Any]
 

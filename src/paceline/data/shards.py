@@ -79,11 +79,6 @@ def plan_steps(samples: int, size: int, batch_size: int) -> Plan:
     return Plan(samples, size, batch_size)
 
 
-def steps_per_epoch(samples: int, size: int, batch_size: int) -> int:
-    """How many steps every rank takes in an epoch."""
-    return len(plan_steps(samples, size, batch_size))
-
-
 def smallest_step(size: int, batch_size: int) -> int:
     """The fewest samples that make a last step of its own: one rank alone takes any remainder.
 

@@ -7,9 +7,9 @@ import numpy as np
 
 from paceline.data.batch import Batch
 from paceline.data.collate import Collate, collate_samples, torch_has
-from paceline.data.nests import is_array, leaves, map_leaves
 from paceline.errors import DataError, PacelineError
 from paceline.functions import describe_failure
+from paceline.nests import is_array, leaves, map_leaves
 
 
 @runtime_checkable

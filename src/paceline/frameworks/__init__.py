@@ -25,6 +25,7 @@ __all__ = [
     "Replica",
     "is_model",
     "limit_threads",
+    "loaded_frameworks",
     "make_loop",
     "make_replica",
     "seed_generators",
@@ -65,6 +66,11 @@ def _adapter(model: Any, which: int) -> Any:
 def _find(model: Any) -> tuple[str, str] | None:
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in type(model).__mro__)
     return next((ADAPTERS[name] for name in names if name in ADAPTERS), None)
+
+
+def loaded_frameworks() -> set[str]:
+    """Which frameworks this process has imported so far."""
+    return {name.partition(".")[0] for name in ADAPTERS} & set(sys.modules)
 
 
 def seed_generators(seed: int) -> None:

@@ -41,6 +41,9 @@ class NumpyReplica:
         views = self.layout.views(parameters)
         self.arrays = {e.name: view for e, view in zip(self.layout.entries, views, strict=True)}
 
+    def release(self) -> None:
+        self.rehome(self.layout.empty_vector(), self.layout.empty_vector())
+
     def parameters(self) -> Vector:
         return self._vector
 

@@ -33,6 +33,9 @@ class Replica(Protocol):
     def rehome(self, parameters: Vector, gradients: Vector) -> None:
         """Keep parameters and gradients in this memory from now on; the values stay."""
 
+    def release(self) -> None:
+        """Keep them in memory of the model's own again; training is over."""
+
     def parameters(self) -> Vector:
         """The parameters as one vector."""
 

@@ -11,8 +11,9 @@ import torch
 
 from paceline.errors import DataError
 from paceline.frameworks.replica import BatchLike
-from paceline.frameworks.torch_names import Loss, find_loss, make_optimizer
+from paceline.frameworks.torch_names import LossFunction, find_loss, make_optimizer
 from paceline.frameworks.torch_vectors import TorchVectors, state_checksum
+from paceline.nests import map_leaves
 
 OptimizerSpec: TypeAlias = Mapping[str, Any] | Callable[..., Any]
 """Name and settings, or a function of the parameters."""
@@ -21,13 +22,18 @@ OptimizerSpec: TypeAlias = Mapping[str, Any] | Callable[..., Any]
 class TorchReplica(TorchVectors):
     """A torch module that trains as one of many replicas."""
 
-    def __init__(self, module: torch.nn.Module, loss: str | Loss, optimizer: OptimizerSpec) -> None:
+    def __init__(
+        self, module: torch.nn.Module, loss: str | LossFunction, optimizer: OptimizerSpec
+    ) -> None:
         super().__init__(module)
         self._loss = find_loss(loss)
         self.optimizer = make_optimizer(optimizer, self._trained)
         self._base_rates = [group["lr"] for group in self.optimizer.param_groups]
         self._model_dtype = self._trained[0].dtype
         self._device = self._trained[0].device
+        if not module.training:
+            module.train()
+        self._modes: list[tuple[torch.nn.Module, bool]] | None = None
 
     @property
     def learning_rate(self) -> float:
@@ -40,23 +46,20 @@ class TorchReplica(TorchVectors):
     def gradients(self, batch: BatchLike, weight: float = 1.0, add: bool = False) -> float:
         if not add:
             self.clear_gradients()
-        self._set_mode(training=True)
+        self._resume_training()
         _, _, loss = self._forward(batch)
         (loss * weight if weight != 1.0 else loss).backward()
         return float(loss.item())
-
-    def clip(self, max_norm: float) -> float:
-        return float(torch.nn.utils.clip_grad_norm_(self._trained, max_norm))
 
     def apply(self) -> None:
         self.optimizer.step()
 
     def evaluate(self, batch: BatchLike) -> dict[str, float]:
-        self._set_mode(training=False)
+        self._pause_training()
         with torch.no_grad():
             outputs, targets, loss = self._forward(batch)
             sums = {"loss": loss.item() * batch.samples, "samples": float(batch.samples)}
-            return sums | _count_correct(outputs, targets)
+            return sums | self._loss.count_correct(outputs, targets)
 
     def optimizer_checksum(self) -> int:
         return state_checksum(self.optimizer)
@@ -79,9 +82,17 @@ class TorchReplica(TorchVectors):
         save_file(tensors, str(path), metadata={"format": "pt", **aliases})
         return path
 
-    def _set_mode(self, training: bool) -> None:
-        if self.module.training != training:  # walking all submodules costs as much as a layer
-            self.module.train(training)
+    def _pause_training(self) -> None:
+        """Evaluation mode; what each module was in comes back (a frozen BatchNorm stays frozen)."""
+        if self._modes is None:
+            self._modes = [(part, part.training) for part in self.module.modules()]
+            self.module.eval()
+
+    def _resume_training(self) -> None:
+        if self._modes is not None:
+            for part, training in self._modes:
+                part.training = training
+            self._modes = None
 
     def _forward(self, batch: BatchLike) -> tuple[Any, Any, torch.Tensor]:
         """Outputs, targets and the mean loss."""
@@ -92,75 +103,43 @@ class TorchReplica(TorchVectors):
             outputs = self.module(*inputs)
         else:
             outputs = self.module(inputs)
-        targets = _fit(outputs, self._tensors(batch.targets, images=False))
+        targets = self._tensors(batch.targets, images=False)
         try:
             return outputs, targets, self._loss(outputs, targets)
-        except (IndexError, RuntimeError):
-            _explain_targets(outputs, targets, batch)
+        except (IndexError, RuntimeError) as error:
+            if "out of bounds" in str(error):
+                _name_wrong_label(outputs, targets, batch)
             raise
 
     def _tensors(self, value: Any, images: bool) -> Any:
         """Arrays as tensors of the model's float type, integers as int64; with `images`, bytes are
         pixels, scaled to 0..1. Tensors are taken as they are."""
-        if isinstance(value, np.ndarray):
-            tensor = torch.from_numpy(value)
-            if images and value.dtype == np.uint8:
+
+        def convert(leaf: Any) -> Any:
+            if isinstance(leaf, torch.Tensor):
+                return leaf.to(self._device)
+            if not isinstance(leaf, np.ndarray):
+                return leaf
+            tensor = torch.from_numpy(leaf)
+            if images and leaf.dtype == np.uint8:
                 return tensor.to(self._device, self._model_dtype) / 255
-            if tensor.is_floating_point():
-                return tensor.to(self._device, self._model_dtype)
-            return tensor.to(self._device, torch.int64)
-        if isinstance(value, torch.Tensor):
-            return value.to(self._device)
-        if isinstance(value, Mapping):
-            return {key: self._tensors(item, images) for key, item in value.items()}
-        if isinstance(value, tuple | list):
-            return type(value)(self._tensors(item, images) for item in value)
-        return value
+            floats = tensor.is_floating_point()
+            return tensor.to(self._device, self._model_dtype if floats else torch.int64)
+
+        return map_leaves(convert, value)
 
 
-def _fit(outputs: Any, targets: Any) -> Any:
-    """Targets in the form of the outputs where only the form differs.
-
-    A column against a row would broadcast to a square without a word; classes in a column are
-    classes; 0/1 targets of the outputs' shape must be floats.
-    """
-    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
-        return targets
-    if outputs.dim() == targets.dim() + 1 and outputs.shape[-1] == 1:
-        targets = targets.unsqueeze(-1)
-    elif outputs.dim() == targets.dim() == 2 and targets.shape[1] == 1 < outputs.shape[1]:
-        targets = targets.squeeze(1)
-    if targets.shape == outputs.shape and not targets.is_floating_point():
-        targets = targets.to(outputs.dtype)
-    return targets
-
-
-def _count_correct(outputs: Any, targets: Any) -> dict[str, float]:
-    """How many of the outputs name the right class, where outputs and targets are classes."""
-    if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
-        return {}
-    if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1:
-        right = outputs.argmax(1) == targets
-    elif outputs.shape == targets.shape and outputs.dim() == 2 and outputs.shape[1] > 1:
-        if not bool((targets.sum(1) == 1).all()):
-            return {}
-        right = outputs.argmax(1) == targets.argmax(1)  # one-hot
-    else:
-        return {}
-    return {"correct": float(right.sum()), "counted": float(right.numel())}
-
-
-def _explain_targets(outputs: Any, targets: Any, batch: BatchLike) -> None:
+def _name_wrong_label(outputs: Any, targets: Any, batch: BatchLike) -> None:
     """Turn the loss function's complaint about a label into one that names label and sample."""
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         return
-    if targets.is_floating_point() or outputs.dim() < 2:
-        return
     classes = outputs.shape[1]
-    wrong = ((targets < 0) | (targets >= classes)).reshape(len(targets), -1).any(1).nonzero()
-    if len(wrong) == 0:
+    ignored = -100  # torch's own mark for "no label"
+    wrong = ((targets < 0) & (targets != ignored)) | (targets >= classes)
+    rows = wrong.reshape(len(targets), -1).any(1).nonzero()
+    if len(rows) == 0:
         return
-    row = int(wrong[0])
+    row = int(rows[0])
     indices = getattr(batch, "indices", None)
     sample = row if indices is None else int(indices[row])
     raise DataError(

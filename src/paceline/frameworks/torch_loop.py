@@ -41,11 +41,7 @@ class TorchLoop(TorchVectors):
                 )
             exchange()
 
-        handle = self.optimizer.register_step_pre_hook(hook)
-
-        def end() -> None:
-            handle.remove()
-
+        end: Callable[[], None] = self.optimizer.register_step_pre_hook(hook).remove
         return end
 
     def apply(self) -> None:

@@ -5,24 +5,69 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from paceline.errors import ConfigError
 
-Loss = Callable[[Any, Any], torch.Tensor]
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A mean loss, and what its targets are: classes, values of the outputs' shape, or unknown."""
+
+    function: LossFunction
+    targets: Literal["classes", "values", "unknown"]
+
+    def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return self.function(outputs, self.fit(outputs, targets))
+
+    def fit(self, outputs: Any, targets: Any) -> Any:
+        """Targets in the form of the outputs where only the form differs.
+
+        Classes in a column are classes. Values in a row against outputs in a column would broadcast
+        to a square without a word. Targets of an unknown loss are the user's own affair.
+        """
+        if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            return targets
+        if self.targets == "classes" and outputs.dim() == targets.dim() == 2:
+            if targets.shape[1] == 1 < outputs.shape[1]:
+                return targets.squeeze(1)
+        elif self.targets == "values" and outputs.shape == (*targets.shape, 1):
+            targets = targets.unsqueeze(-1)
+        if self.targets != "unknown" and targets.shape == outputs.shape:
+            return targets.to(outputs.dtype)  # 0/1 integers, one-hot
+        return targets
+
+    def count_correct(self, outputs: Any, targets: Any) -> dict[str, float]:
+        """How many of the outputs name the right class, where targets are classes."""
+        targets = self.fit(outputs, targets)
+        if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            return {}
+        if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1:
+            right = outputs.argmax(1) == targets
+        elif self.targets == "classes" and outputs.shape == targets.shape:
+            right = outputs.argmax(1) == targets.argmax(1)  # probabilities of classes
+        else:
+            return {}
+        return {"correct": float(right.sum()), "counted": float(right.numel())}
+
+
+_CROSS_ENTROPY = Loss(F.cross_entropy, "classes")
 
 LOSSES: dict[str, Loss] = {
-    "cross_entropy": F.cross_entropy,
-    "categorical_crossentropy": F.cross_entropy,
-    "sparse_categorical_crossentropy": F.cross_entropy,
-    "nll": F.nll_loss,
-    "binary_crossentropy": F.binary_cross_entropy_with_logits,
-    "mse": F.mse_loss,
-    "mae": F.l1_loss,
-    "huber": F.huber_loss,
+    "cross_entropy": _CROSS_ENTROPY,
+    "categorical_crossentropy": _CROSS_ENTROPY,
+    "sparse_categorical_crossentropy": _CROSS_ENTROPY,
+    "nll": Loss(F.nll_loss, "classes"),
+    "binary_crossentropy": Loss(F.binary_cross_entropy_with_logits, "values"),
+    "mse": Loss(F.mse_loss, "values"),
+    "mae": Loss(F.l1_loss, "values"),
+    "huber": Loss(F.huber_loss, "values"),
 }
 
 _OPTIMIZERS: dict[str, Any] = {
@@ -41,10 +86,10 @@ _UNFIT = {
 _NOT_SETTINGS = ("self", "params", "named_parameters")
 
 
-def find_loss(loss: str | Loss) -> Loss:
-    """A loss from its name, or the callable itself: `loss(outputs, targets)` is a mean."""
+def find_loss(loss: str | LossFunction) -> Loss:
+    """A loss from its name, or of a function: `loss(outputs, targets)` is a mean over samples."""
     if callable(loss):
-        return loss
+        return Loss(loss, "unknown")
     if loss not in LOSSES:
         raise ConfigError(f"loss is '{loss}', expected one of: {', '.join(LOSSES)}{_near(loss)}")
     return LOSSES[loss]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -24,23 +25,23 @@ class TorchVectors:
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
         named = list(module.named_parameters())  # tied weights appear once
-        for name, parameter in named:
-            _check(name, parameter)
-        self._names = [name for name, p in named if p.requires_grad]
+        _check_parameters(named)
         self._trained = [p for _, p in named if p.requires_grad]
         self._frozen = [(name, p) for name, p in named if not p.requires_grad]
         if not self._trained:
             raise ReplicaError("the model has no parameter to train (none requires a gradient)")
-        self.layout = _layout(self._names, self._trained)
+        self.layout = _layout((name, p) for name, p in named if p.requires_grad)
 
-        floating = [(n, b) for n, b in module.named_buffers() if b.is_floating_point()]
-        self._buffers = [b for _, b in floating]
-        self._buffer_layout = _layout([n for n, _ in floating], self._buffers)
+        buffers = list(_places_of_buffers(module))
+        floating = [place for place in buffers if place.tensor.is_floating_point()]
+        self._buffers = floating
+        self._buffer_layout = _layout((place.name, place.tensor) for place in floating)
         self._buffer_vector = self._buffer_layout.empty_vector()
-        self._buffer_views = _tensor_views(self._buffer_layout, self._buffer_vector, self._buffers)
-        others = [b for b in module.buffers() if not b.is_floating_point()]
-        self._constants = [p.detach() for _, p in self._frozen] + others
-        self._constant_bytes = np.empty(sum(t.nbytes for t in self._constants), np.uint8)
+        self._buffer_views = _views(
+            self._buffer_layout, self._buffer_vector, [place.tensor for place in floating]
+        )
+        self._counters = [place for place in buffers if not place.tensor.is_floating_point()]
+        self._constant_bytes = np.empty(sum(t.nbytes for t in self._constants()), np.uint8)
 
         self._present = np.ones(len(self._trained), self.layout.dtype)
         self.rehome(self.layout.empty_vector(), self.layout.empty_vector())
@@ -48,16 +49,26 @@ class TorchVectors:
     def rehome(self, parameters: Vector, gradients: Vector) -> None:
         """Keep parameters and gradients in this memory from now on; the values stay."""
         self._vector, self._gradient = parameters, gradients
-        self._views = _tensor_views(self.layout, parameters, self._trained)
-        self._gradient_views = _tensor_views(self.layout, gradients, self._trained)
+        views = _views(self.layout, parameters, self._trained)
+        self._gradient_views = _views(self.layout, gradients, self._trained)
         self._copied = []
-        for parameter, view in zip(self._trained, self._views, strict=True):
+        self._fits = []
+        for parameter, view in zip(self._trained, views, strict=True):
             view.copy_(parameter.detach())
-            if view.dtype == parameter.dtype and parameter.device.type == "cpu":
+            fits = view.dtype == parameter.dtype and parameter.device.type == "cpu"
+            self._fits.append(fits)
+            if fits:
                 parameter.data = view
             else:
                 self._copied.append((parameter, view))
         self.clear_gradients()
+
+    def release(self) -> None:
+        """Give each parameter memory of its own again, as it had before."""
+        for parameter in self._trained:
+            parameter.data = parameter.data.clone()
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def parameters(self) -> Vector:
         for parameter, view in self._copied:
@@ -76,6 +87,7 @@ class TorchVectors:
             parameter.grad = None
 
     def collect_gradients(self) -> tuple[Vector, Vector]:
+        targets, sources = [], []
         for index, (parameter, view) in enumerate(
             zip(self._trained, self._gradient_views, strict=True)
         ):
@@ -84,7 +96,10 @@ class TorchVectors:
             if gradient is None:
                 view.zero_()
             elif gradient is not view:
-                view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+                targets.append(view)
+                sources.append(gradient.to_dense() if gradient.is_sparse else gradient)
+        if targets:
+            torch._foreach_copy_(targets, sources)
         for name, parameter in self._frozen:
             if parameter.grad is not None:
                 raise TrainingError(
@@ -94,25 +109,28 @@ class TorchVectors:
         return self._gradient, self._present
 
     def accept_gradients(self, present: Vector) -> None:
-        for parameter, view, there in zip(
-            self._trained, self._gradient_views, present, strict=True
+        for parameter, view, there, fits in zip(
+            self._trained, self._gradient_views, present.tolist(), self._fits, strict=True
         ):
             if not there:  # as in plain torch, the optimizer leaves such a parameter alone
                 parameter.grad = None
-            elif view.dtype == parameter.dtype and parameter.device.type == "cpu":
+            elif fits:
                 parameter.grad = view
             else:
                 parameter.grad = view.to(parameter.device, parameter.dtype)
 
+    def clip(self, max_norm: float) -> float:
+        return float(torch.nn.utils.clip_grad_norm_(self._trained, max_norm))
+
     def buffers(self) -> Vector:
-        for view, buffer in zip(self._buffer_views, self._buffers, strict=True):
-            view.copy_(buffer)
+        for view, place in zip(self._buffer_views, self._buffers, strict=True):
+            view.copy_(place.tensor)
         return self._buffer_vector
 
     def accept_buffers(self) -> None:
         with torch.no_grad():
-            for view, buffer in zip(self._buffer_views, self._buffers, strict=True):
-                buffer.copy_(view)
+            for view, place in zip(self._buffer_views, self._buffers, strict=True):
+                place.tensor.copy_(view)
 
     def constants(self) -> Vector:
         for tensor, room in self._constant_rooms():
@@ -125,12 +143,40 @@ class TorchVectors:
                 fresh = torch.from_numpy(room.copy()).view(tensor.dtype).reshape(tensor.shape)
                 tensor.copy_(fresh)
 
+    def _constants(self) -> list[torch.Tensor]:
+        return [p.detach() for _, p in self._frozen] + [place.tensor for place in self._counters]
+
     def _constant_rooms(self) -> list[tuple[torch.Tensor, Vector]]:
         rooms, at = [], 0
-        for tensor in self._constants:
+        for tensor in self._constants():
             rooms.append((tensor, self._constant_bytes[at : at + tensor.nbytes]))
             at += tensor.nbytes
         return [(tensor, room) for tensor, room in rooms if tensor.numel()]
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a buffer hangs: a module may put another tensor there in every step."""
+
+    owner: torch.nn.Module
+    key: str
+    name: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        return getattr(self.owner, self.key)
+
+
+def _places_of_buffers(module: torch.nn.Module) -> Iterator[_Place]:
+    for path, owner in module.named_modules():
+        for key, tensor in owner.named_buffers(recurse=False):
+            name = f"{path}.{key}" if path else key
+            if any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape, strict=True)):
+                raise ReplicaError(
+                    f"buffer '{name}' is an expanded tensor and cannot be written; register it "
+                    "with .contiguous()"
+                )
+            yield _Place(owner, key, name)
 
 
 def state_checksum(optimizer: torch.optim.Optimizer) -> int:
@@ -146,26 +192,37 @@ def state_checksum(optimizer: torch.optim.Optimizer) -> int:
     )
 
 
-def _check(name: str, parameter: torch.Tensor) -> None:
-    if isinstance(parameter, UninitializedParameter):
-        raise ReplicaError(
-            f"parameter '{name}' has no shape yet (a lazy module); run one batch through the model "
-            "before training"
-        )
-    if parameter.requires_grad and parameter.is_complex():
-        raise ReplicaError(f"parameter '{name}' is {parameter.dtype}; only real ones are trained")
+def _check_parameters(named: Sequence[tuple[str, torch.Tensor]]) -> None:
+    owners: dict[int, str] = {}
+    for name, parameter in named:
+        if isinstance(parameter, UninitializedParameter):
+            raise ReplicaError(
+                f"parameter '{name}' has no shape yet (a lazy module); run one batch through the "
+                "model before training"
+            )
+        if parameter.requires_grad and parameter.is_complex():
+            raise ReplicaError(f"parameter '{name}' is {parameter.dtype}; only real ones train")
+        owner = owners.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
+        if owner != name:
+            raise ReplicaError(
+                f"parameters '{owner}' and '{name}' share memory but are two objects; tie them by "
+                "assigning the same Parameter to both"
+            )
 
 
-def _layout(names: Sequence[str], tensors: Sequence[torch.Tensor]) -> Layout:
-    return Layout.of(
-        (name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
-        for name, tensor in zip(names, tensors, strict=True)
-    )
+def _layout(named: Iterable[tuple[str, torch.Tensor]]) -> Layout:
+    return Layout.of((name, tuple(tensor.shape), _describe(tensor)) for name, tensor in named)
 
 
-def _tensor_views(
-    layout: Layout, vector: Vector, like: Sequence[torch.Tensor]
-) -> list[torch.Tensor]:
+def _describe(tensor: torch.Tensor) -> str:
+    """The dtype, and the order in memory where it is not the usual one."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    strides = torch.empty_like(tensor).stride()
+    usual = torch.empty(tensor.shape, device="meta").stride()
+    return dtype if strides == usual else f"{dtype} with strides {strides}"
+
+
+def _views(layout: Layout, vector: Vector, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """One tensor per entry on the vector's memory, with the strides of its original
     (channels-last weights stay channels-last)."""
     flat = torch.from_numpy(vector)

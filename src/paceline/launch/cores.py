@@ -8,22 +8,22 @@ from pathlib import Path
 _ROOT = Path("/")
 
 
-def available_cores(root: Path = _ROOT, affinity: Iterable[int] | None = None) -> int:
+def available_cores(root: Path = _ROOT, cpus: Iterable[int] | None = None) -> int:
     """Count the physical cores that this process may use, at least 1.
 
     Hyperthreads of one core count once; a container's CPU quota limits the count, rounded up.
     """
-    cpus = _affinity() if affinity is None else set(affinity)
-    cores = len({_siblings(root, cpu) for cpu in cpus})
+    allowed = affinity() if cpus is None else set(cpus)
+    cores = len({_siblings(root, cpu) for cpu in allowed})
     quota = min((math.ceil(q) for q in _quotas(root)), default=cores)
     return max(1, min(cores, quota))
 
 
-def numa_nodes(root: Path = _ROOT, affinity: Iterable[int] | None = None) -> int:
+def numa_nodes(root: Path = _ROOT, cpus: Iterable[int] | None = None) -> int:
     """Count the NUMA nodes that hold a CPU this process may use, at least 1."""
-    cpus = _affinity() if affinity is None else set(affinity)
+    allowed = affinity() if cpus is None else set(cpus)
     lists = root.glob("sys/devices/system/node/node[0-9]*/cpulist")
-    return max(1, sum(1 for path in lists if cpus & _cpu_list(path.read_text())))
+    return max(1, sum(1 for path in lists if allowed & _cpu_list(path.read_text())))
 
 
 def threads_per_rank(ranks_here: int, cores: int) -> int:
@@ -35,7 +35,8 @@ def threads_per_rank(ranks_here: int, cores: int) -> int:
     return max(1, cores // ranks_here)
 
 
-def _affinity() -> set[int]:
+def affinity() -> set[int]:
+    """The CPUs this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))

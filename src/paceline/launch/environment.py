@@ -53,31 +53,20 @@ def check_world(environment: Environment, size: int) -> None:
 
 
 def _open_mpi(env: Mapping[str, str]) -> Environment | None:
-    size = _number(env, "OMPI_COMM_WORLD_SIZE")
-    if size is None:
-        return None
-    return Environment(
-        kind="openmpi",
-        rank=_number(env, "OMPI_COMM_WORLD_RANK"),
-        size=size,
-        local_rank=_number(env, "OMPI_COMM_WORLD_LOCAL_RANK"),
-        local_size=_number(env, "OMPI_COMM_WORLD_LOCAL_SIZE"),
-        launched=True,
-    )
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    return _rank_of(env, "openmpi", *(f"OMPI_COMM_WORLD_{name}" for name in names))
 
 
 def _hydra(env: Mapping[str, str]) -> Environment | None:
-    size = _number(env, "PMI_SIZE")
+    return _rank_of(env, "hydra", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+
+
+def _rank_of(env: Mapping[str, str], kind: str, *names: str) -> Environment | None:
+    """A rank of a launcher that tells rank, size, local rank and local size by these names."""
+    rank, size, local_rank, local_size = (_number(env, name) for name in names)
     if size is None:
         return None
-    return Environment(
-        kind="hydra",
-        rank=_number(env, "PMI_RANK"),
-        size=size,
-        local_rank=_number(env, "MPI_LOCALRANKID"),
-        local_size=_number(env, "MPI_LOCALNRANKS"),
-        launched=True,
-    )
+    return Environment(kind, rank, size, local_rank, local_size, launched=True)
 
 
 def _slurm_step(env: Mapping[str, str]) -> Environment | None:

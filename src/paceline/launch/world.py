@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import sys
 import time
 import traceback
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from paceline.comm import SoloWorld, World, current_world
 from paceline.errors import ConfigError, LaunchError, PacelineError
@@ -51,17 +52,47 @@ def _join() -> World:
     return world
 
 
-def fail(world: World, error: BaseException) -> NoReturn:
+class Endable(Protocol):
+    """A rank that can end all others: every World is one."""
+
+    rank: int
+    size: int
+    node: str
+
+    def abort(self, code: int = 1) -> NoReturn: ...
+
+
+def everyone() -> Endable:
+    """Whom to end when this rank fails, found without asking anybody.
+
+    A script that failed may have started MPI by itself, and its other ranks will not come to join.
+    """
+    if _joined is not None or "mpi4py.MPI" not in sys.modules:
+        return _joined or SoloWorld()
+    from paceline.comm.mpi import Everyone
+
+    return Everyone()
+
+
+def fail(world: Endable, error: BaseException) -> NoReturn:
     """Say once what went wrong and where, and end all ranks."""
-    # Ranks often fail together, for the same reason. The lowest speaks first and ends the others.
-    time.sleep(min(0.2 * world.rank, 2.0))
-    sys.stdout.flush()
-    sys.stderr.write(describe(world, error))
-    sys.stderr.flush()
-    world.abort(exit_code(error))
+    try:
+        wait_for_turn(world.rank)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # stdout may be closed
+            sys.stdout.flush()
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(describe(world, error))
+            sys.stderr.flush()
+    finally:
+        world.abort(exit_code(error))
 
 
-def describe(world: World, error: BaseException) -> str:
+def wait_for_turn(rank: int) -> None:
+    """Ranks often fail together, for the same reason: the lowest speaks, and ends the others."""
+    time.sleep(min(0.2 * rank, 2.0))
+
+
+def describe(world: Endable, error: BaseException) -> str:
     """The message for an error: one line for ours, with the traceback for all others."""
     place = "" if world.size == 1 else f" on rank {world.rank} ({world.node})"
     if isinstance(error, PacelineError):
@@ -71,7 +102,9 @@ def describe(world: World, error: BaseException) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for wrong settings, as argparse has it; 1 for the rest."""
+    """2 for wrong settings, as argparse has it; what a rank wished to exit with; else 1."""
+    if isinstance(error, SystemExit):
+        return error.code if isinstance(error.code, int) and error.code else 1
     return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -1,6 +1,8 @@
 """What a run tells: events, history, progress, the final table, logging."""
 
 from paceline.observe.events import EventLog, read_events
+from paceline.observe.files import write_atomically
+from paceline.observe.finite import finite
 from paceline.observe.history import EpochRecord, History, TimeSplit
 from paceline.observe.log import setup_logging
 from paceline.observe.progress import (
@@ -24,8 +26,10 @@ __all__ = [
     "Stopwatch",
     "TimeSplit",
     "final_table",
+    "finite",
     "make_progress",
     "read_events",
     "render_final",
     "setup_logging",
+    "write_atomically",
 ]

@@ -1,15 +1,14 @@
 """What became of each epoch, and where its time went."""
 
-import contextlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from paceline.errors import ConfigError, DataError
+from paceline.errors import DataError
+from paceline.observe.files import write_atomically
 from paceline.observe.finite import finite
 
 FORMAT = 1
@@ -78,18 +77,7 @@ class History(list[EpochRecord]):
 
     def save(self, path: Path) -> None:
         """Write the history to `path`; a reader sees the old file or the new one, never half."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            temporary.write_text(self.to_json(), encoding="utf-8")
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise ConfigError(
-                f"Cannot write the history to {path}: {error.strerror}. Choose a run directory "
-                "that you can write to."
-            ) from error
+        write_atomically(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path) -> Self:

@@ -103,7 +103,9 @@ class BarProgress:
         stream: TextIO,
         width: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        opened: TextIO | None = None,
     ) -> None:
+        """`opened` is closed with the bar."""
         from rich.console import Console
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
@@ -134,6 +136,7 @@ class BarProgress:
         self._clock = clock
         self._next_s = clock()
         self._open = False
+        self._opened = opened
         self._course = Course(epochs=0, samples_per_epoch=None)
 
     def begin(self, epochs: int, samples_per_epoch: int | None, description: str) -> None:
@@ -171,6 +174,8 @@ class BarProgress:
         if self._open:
             self._open = False
             self._bar.stop()
+        if self._opened is not None:
+            self._opened.close()
 
 
 def make_progress(
@@ -192,7 +197,8 @@ def make_progress(
     stream = sys.stdout if stream is None else stream
     terminal = _find_terminal(env, stream)
     if mode == "bar" or (mode == "auto" and terminal is not None):
-        return BarProgress(terminal or stream, width=read_width(env))
+        opened = terminal if terminal is not None and terminal is not stream else None
+        return BarProgress(terminal or stream, width=read_width(env), opened=opened)
     return PlainProgress(stream)
 
 
@@ -224,7 +230,10 @@ def _open_terminal(device: str) -> TextIO | None:
         terminal = os.fdopen(os.open(device, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8")
     except OSError:
         return None
-    return terminal if terminal.isatty() else None
+    if terminal.isatty():
+        return terminal
+    terminal.close()
+    return None
 
 
 def _spell(text: str, encoding: str | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -73,7 +74,7 @@ class RunConfig(Section):
     schedule: Annotated[Schedule, Field(discriminator="name")] = Constant()
     loss: str | Callable[..., Any] = "cross_entropy"
     epochs: int = Field(5, ge=1)
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**62)
     accumulate: int = Field(1, ge=1)
     """Batches per rank whose gradients are added up before one step."""
     clip_norm: float | None = Field(None, gt=0)
@@ -107,16 +108,31 @@ class RunConfig(Section):
         return top | {"optimizer": _plain(named), "loss": _plain(self.loss)} | plain
 
 
-def read_config(*layers: Mapping[str, Any]) -> RunConfig:
-    """One config from layers of settings, the later ones winning; all faults reported at once."""
+def read_config(*levels: Mapping[str, Any]) -> RunConfig:
+    """One config from levels of settings, the later ones winning; all faults reported at once.
+
+    A level that names another optimizer, rule or schedule forgets the settings that lower levels
+    gave to the old one.
+    """
     merged: dict[str, Any] = {}
-    for layer in layers:
-        merged = _merge(merged, layer)
+    for level in levels:
+        merged = _merge(merged, _spelt_out(level), forget=True)
+    schedule = merged.get("schedule")
+    if isinstance(schedule, dict):
+        schedule.setdefault("name", "constant")
     try:
         return RunConfig(**merged)
     except ValidationError as error:
         faults = [_explain(fault) for fault in error.errors()]
         raise ConfigError("; ".join(dict.fromkeys(faults))) from None
+
+
+def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of one level, given one by one: nothing is forgotten, the later ones win."""
+    combined: dict[str, Any] = {}
+    for layer in layers:
+        combined = _merge(combined, _spelt_out(layer), forget=False)
+    return combined
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -156,26 +172,22 @@ def read_assignment(text: str) -> dict[str, Any]:
     return dict(setting)
 
 
-def _merge(base: dict[str, Any], layer: Mapping[str, Any]) -> dict[str, Any]:
+def _spelt_out(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """`rule: bsp` as `rule: {name: bsp}`."""
+    short = {key: {"name": value} for key, value in layer.items() if isinstance(value, str)}
+    return dict(layer) | {key: short[key] for key in SHORTHANDS if key in short}
+
+
+def _merge(base: Mapping[str, Any], layer: Mapping[str, Any], forget: bool) -> dict[str, Any]:
     merged = dict(base)
     for key, value in layer.items():
         old = merged.get(key)
-        if key in SHORTHANDS and isinstance(value, str):
-            value = {"name": value}
         if isinstance(old, dict) and isinstance(value, Mapping):
             renamed = "name" in value and value["name"] != old.get("name", value["name"])
-            merged[key] = dict(value) if renamed else _merge(old, value)
+            merged[key] = dict(value) if renamed and forget else _merge(old, value, forget)
         else:
             merged[key] = dict(value) if isinstance(value, Mapping) else value
-    return _default_schedule(merged)
-
-
-def _default_schedule(settings: dict[str, Any]) -> dict[str, Any]:
-    """`schedule: {warmup: 1}` without a name is a constant one."""
-    schedule = settings.get("schedule")
-    if isinstance(schedule, dict) and "name" not in schedule:
-        return settings | {"schedule": {"name": "constant", **schedule}}
-    return settings
+    return merged
 
 
 def _number(value: Any) -> Any:
@@ -189,13 +201,20 @@ def _number(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    """What YAML can hold: plain values as they are, data and functions by their kind."""
+    if isinstance(value, np.generic):
+        value = value.item()
     if value is None or isinstance(value, str | int | float | bool):
         return value
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list) and all(isinstance(item, str) for item in value):
-        return list(value)
-    return f"<{type(value).__name__}>" if not callable(value) else f"<{value!r}>".split(" at ")[0]
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list) and len(value) <= 16 and not _holds_data(value):
+        return [_plain(item) for item in value]
+    return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
+
+
+def _holds_data(value: Any) -> bool:
+    return any(hasattr(item, "__len__") and not isinstance(item, str) for item in value)
 
 
 _SECTIONS: dict[str, type[BaseModel]] = {

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from paceline.comm import World
-from paceline.data import as_source, mnist, open_data
-from paceline.errors import ConfigError
+from paceline.data import Stream, as_source, mnist, open_data
+from paceline.errors import ConfigError, DataError
 from paceline.training.config import RunConfig
 from paceline.training.once import once
 
@@ -25,7 +25,13 @@ def open_datasets(config: RunConfig, world: World) -> tuple[Any, Any]:
     if "mnist" in [spec for spec in (train, validation) if isinstance(spec, str)]:
         once(world, lambda: _provide_mnist(data.dir))
     opened = _open(config, train, "train")
-    return opened, None if validation is None else _open(config, validation, "validation")
+    _check_schedule(config, opened)
+    _compare(world, opened, "training")
+    if validation is None:
+        return opened, None
+    held_out = _open(config, validation, "validation")
+    _compare(world, held_out, "validation")
+    return opened, held_out
 
 
 def _default_data(config: RunConfig) -> str:
@@ -50,11 +56,43 @@ def _check_used(config: RunConfig, specs: tuple[Any, Any]) -> None:
         raise ConfigError(f"data.dir is read for mnist only, and the data is {texts or 'yours'}")
     if config.data.keys is not None and not any(text.endswith(".npz") for text in texts):
         raise ConfigError("data.keys is read for .npz files only, and there is none")
-    if specs[1] is None and config.stop.needs_validation:
+    if specs[1] is None:
+        _check_without_validation(config)
+
+
+def _check_without_validation(config: RunConfig) -> None:
+    unread = [name for name in ("validate_every",) if name in config.model_fields_set]
+    unread += [
+        f"data.{name}"
+        for name in ("validation_batch_size",)
+        if name in config.data.model_fields_set
+    ]
+    if unread:
+        raise ConfigError(f"{', '.join(unread)}: there is no validation data; set data.validation")
+    if config.stop.needs_validation:
         raise ConfigError(
             "stop.patience and stop.target of a val_... metric need validation data; "
             "set data.validation"
         )
+
+
+def _check_schedule(config: RunConfig, train: Any) -> None:
+    if isinstance(train, Stream) and config.schedule.warmup > 0:
+        raise ConfigError(
+            "schedule.warmup counts epochs, and the length of a stream is not known in its first; "
+            "set warmup to 0, or give data with a length"
+        )
+
+
+def _compare(world: World, source: Any, part: str) -> None:
+    """Ranks that see different data would train on some samples twice and on others never."""
+    lengths = world.share(None if isinstance(source, Stream) else len(source))
+    for rank, length in enumerate(lengths):
+        if length != lengths[0]:
+            raise DataError(
+                f"rank {rank} has {length} {part} samples, rank 0 has {lengths[0]}; every rank "
+                "must see the same data (Paceline deals it out)"
+            )
 
 
 def _provide_mnist(data_dir: str | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from paceline.comm import World
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, WorldError
 
 T = TypeVar("T")
 
@@ -14,13 +14,16 @@ T = TypeVar("T")
 def once(world: World, action: Callable[[], T]) -> T:
     """Run the action on rank 0 and give all ranks its small result, or its error."""
     value: T | None = None
-    error: PacelineError | None = None
+    error: Exception | None = None
+    told: PacelineError | None = None
     if world.rank == 0:
         try:
             value = action()
-        except PacelineError as raised:
+        except Exception as raised:
             error = raised
-    value, error = world.tell((value, error))
-    if error is not None:
-        raise error
+            other = WorldError(f"rank 0 failed: {raised!r}")
+            told = raised if isinstance(raised, PacelineError) else other
+    value, told = world.tell((value, told))
+    if told is not None:
+        raise error or told
     return value  # type: ignore[return-value]

@@ -9,58 +9,66 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
-from paceline.data.nests import map_leaves
 from paceline.frameworks import limit_threads, make_loop
-from paceline.launch.cores import available_cores, threads_per_rank
+from paceline.launch.threads import fair_threads
 from paceline.launch.world import init
+from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.rules import Rule, make_rule
 from paceline.training.exchange import GradientExchange
-from paceline.training.start import average_buffers, start_equal
+from paceline.training.start import average_buffers, check_equal, start_equal
 
 
 class _Served:
-    """Samples that `shard` has handed out since the last step, and how many a full step has.
+    """Samples that `shard` has handed out, for all models that a loop trains.
 
-    Only the batches served last count: what a validation loop took before them did not go into the
-    gradients.
+    Only the batches of one shard count at a time: what a validation loop took before them did not
+    go into the gradients.
     """
 
     def __init__(self) -> None:
-        self._by: object = None
-        self._samples = self._nominal = 0
+        self.by: object = None
+        self.turn = 0
+        """Grows when another shard begins to serve."""
+        self.samples = 0
+        self.batch_size = 1
 
-    def add(self, by: object, samples: int, nominal: int) -> None:
-        if by is not self._by:
-            self._by, self._samples, self._nominal = by, 0, 0
-        self._samples += samples
-        self._nominal += nominal
-
-    def take(self) -> tuple[int, int]:
-        taken = (self._samples, self._nominal) if self._samples else (1, 1)
-        self._by, self._samples, self._nominal = None, 0, 0
-        return taken
+    def add(self, by: object, samples: int, batch_size: int) -> None:
+        if by is not self.by:
+            self.by, self.turn, self.samples = by, self.turn + 1, 0
+        self.samples += samples
+        self.batch_size = batch_size
 
 
 _served: contextvars.ContextVar[_Served | None] = contextvars.ContextVar("served", default=None)
+_paces: contextvars.ContextVar[int] = contextvars.ContextVar("paces", default=0)
 
 
 class Pace:
     """A model in pace with its peers on the other ranks; made by `keep_pace`."""
 
-    def __init__(self, world: World, loop: Any, rule: Rule) -> None:
+    def __init__(self, world: World, loop: Any, rule: Rule, clip_norm: float | None) -> None:
         self.world = world
-        self._loop = loop
-        self._exchange = GradientExchange(world, loop, rule)
+        self._loop, self._clip_norm = loop, clip_norm
+        _paces.set(_paces.get() + 1)
+        self._exchange = GradientExchange(world, loop, rule, number=_paces.get())
         self._watch = Stopwatch()
+        self._seen = (0, 0)
+        self._weight = (1.0, 1)
+        self._given: float | None = None
         start_equal(world, loop)
+
+    def weigh(self, weight: float) -> None:
+        """Say what the next step's gradient stands for, if not samples: tokens, for example."""
+        self._given = weight
 
     def step(self) -> None:
         """Exchange the gradients of this rank's step; the optimizer then uses the average."""
-        served = _served.get()
-        samples, nominal = served.take() if served else (1, 1)
+        samples, nominal = self._take_weight()
         self._watch.lap("compute")
         self._exchange.meet(samples, nominal, more=True, stop=False, watch=self._watch)
+        if self._clip_norm is not None:
+            self._loop.clip(self._clip_norm)
 
     def leave(self) -> None:
         """Take part, without samples, in the steps of the ranks that still have some."""
@@ -69,12 +77,32 @@ class Pace:
             meeting = self._exchange.meet(0, 1, more=False, stop=False, watch=self._watch)
             if not meeting.more:
                 break
+            if self._clip_norm is not None:
+                self._loop.clip(self._clip_norm)
             self._loop.apply()
         average_buffers(self.world, self._loop)
+
+    def check(self) -> None:
+        """Compare a hash of the parameters over all ranks; an error if they differ."""
+        check_equal(self.world, self._loop)
 
     def time(self) -> TimeSplit:
         """Where this rank's time went since the last call; the user's own work is compute."""
         return self._watch.take()
+
+    def _take_weight(self) -> tuple[float, int]:
+        """What this step weighs, and what a full batch does."""
+        if self._given is not None:
+            given, self._given = self._given, None
+            return given, 1
+        served = _served.get()
+        if served is not None:
+            turn, seen = self._seen
+            new = served.samples - (seen if turn == served.turn else 0)
+            self._seen = (served.turn, served.samples)
+            if new:  # else another step on the same batch
+                self._weight = (float(new), served.batch_size)
+        return self._weight
 
 
 @contextmanager
@@ -83,26 +111,29 @@ def keep_pace(
     optimizer: Any,
     rule: str | Mapping[str, Any] | Rule = "bsp",
     *,
+    clip_norm: float | None = None,
     world: World | None = None,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
 
     On entry all ranks take over rank 0's parameters and buffers. Each `optimizer.step()` first
     exchanges gradients by the rule, weighted by the samples that `shard` handed out (equally
-    without it). Ranks whose loops end sooner wait in the block's end and take part without samples
-    until all have come; so uneven loops never hang. At the end BatchNorm-like buffers are averaged
-    and the model is the same on every rank.
+    without it, or as `pace.weigh` says), and clips the average to `clip_norm`. Ranks whose loops
+    end sooner wait in the block's end and take part without samples until all have come; so uneven
+    loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
+    every rank.
     """
     world = world or init()
-    limit_threads(threads_per_rank(len(world.node_ranks), available_cores()))
+    limit_threads(fair_threads(world))
     loop = make_loop(model, optimizer)
-    pace = Pace(world, loop, make_rule(rule))
+    pace = Pace(world, loop, make_rule(rule), clip_norm)
     end = loop.before_step(pace.step)
     try:
         yield pace
         pace.leave()
     finally:
         end()
+        loop.release()
 
 
 class Batches:

@@ -18,16 +18,18 @@ from typing import Any
 import yaml
 
 from paceline.errors import ConfigError
-from paceline.observe import History, TimeSplit
+from paceline.observe import History, TimeSplit, finite, write_atomically
 from paceline.training.config import RunConfig
 
 
 def make_run_dir(config: RunConfig) -> Path:
     """Make the directory, a fresh one unless the config names it, and write config.yaml."""
-    path = Path(config.run_dir) if config.run_dir else Path("runs") / _name(config)
-    if (path / "history.json").exists():
-        raise ConfigError(f"run directory {path} holds an earlier run; choose another run_dir")
+    path = Path(config.run_dir or "runs")
     try:
+        if config.run_dir is None:
+            path = _make_fresh(config)
+        elif (path / "history.json").exists() or any(path.glob("events/*.jsonl")):
+            raise ConfigError(f"run directory {path} holds an earlier run; choose another run_dir")
         (path / "events").mkdir(parents=True, exist_ok=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config.describe(), sort_keys=False))
     except OSError as error:
@@ -37,13 +39,19 @@ def make_run_dir(config: RunConfig) -> Path:
     return path.absolute()
 
 
-def _name(config: RunConfig) -> str:
-    """For example 20260131-154502-mnist-bsp, with a number behind it if that is taken."""
-    model = config.model if isinstance(config.model, str) else type(config.model).__name__
+def _make_fresh(config: RunConfig) -> Path:
+    """For example runs/20260131-154502-mnist-bsp, with a number behind it if that is taken."""
+    model = config.model
+    if not isinstance(model, str):
+        model = getattr(model, "__name__", type(model).__name__)
     stem = Path(model.replace(":", "-")).name.replace(".py", "")
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}-{config.rule.name}"
-    taken = [p.name for p in Path("runs").glob(f"{name}*")] if Path("runs").is_dir() else []
-    return f"{name}-{len(taken) + 1}" if taken else name
+    for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
+        path = Path("runs") / f"{name}{suffix}"
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+            return path
+    raise ConfigError(f"a thousand runs named {name} exist already; set run_dir")
 
 
 def summarise(
@@ -76,13 +84,15 @@ def summarise(
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write beside the target first, so that a reader never sees half a file."""
-    temporary = path.with_name(f".{path.name}.part")
+    """Write plain values; a number that is not finite becomes null."""
+    write_atomically(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
+
+
+def check_writable(path: Path) -> None:
+    """Find out before a long run, not after it, that its outcome has no place to go."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(content, indent=1) + "\n")
-        temporary.replace(path)
+        with path.open("a"):
+            pass
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None

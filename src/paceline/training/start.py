@@ -39,7 +39,8 @@ def check_equal(world: World, replica: Any) -> None:
     _compare(
         world,
         checksum(replica.parameters()),
-        "the parameters on rank {ranks} differ from rank 0's although they were just made equal",
+        "the parameters on rank {ranks} differ from rank 0's; nothing but the exchange may write "
+        "to them",
     )
 
 

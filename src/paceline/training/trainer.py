@@ -13,17 +13,18 @@ import numpy as np
 
 from paceline.comm import World
 from paceline.data import Stream
-from paceline.errors import DataError
+from paceline.errors import ConfigError, OutputError
 from paceline.frameworks import (
     Replica,
     is_model,
     limit_threads,
+    loaded_frameworks,
     make_replica,
     seed_generators,
     set_threads,
 )
 from paceline.functions import load_function
-from paceline.launch.cores import available_cores, threads_per_rank
+from paceline.launch.threads import fair_threads
 from paceline.launch.world import init
 from paceline.models import MODELS
 from paceline.observe import (
@@ -87,8 +88,6 @@ class Trainer:
             raise TypeError("Trainer takes a config or single settings, not both")
         self.config = config or read_config(*layers)
         self.callbacks = list(callbacks)
-        self.clock = Clock()
-        self.history = History()
         self._given_world = world
         self._worker: Worker | None = None
 
@@ -101,7 +100,9 @@ class Trainer:
         """Train to the last epoch, or to an early stop."""
         config = self.config
         self.world = world = self._given_world or init()
+        self.clock, self.history = Clock(), History()
         setup_logging(world.rank, world.size)
+        seed_generators(config.seed)  # functions that make data may draw random numbers
         train, validation = open_datasets(config, world)
         if not isinstance(train, Stream):
             self.clock.samples_per_epoch = len(train)
@@ -119,6 +120,7 @@ class Trainer:
             )
             self._progress.begin(config.epochs, self.clock.samples_per_epoch, self._describe(train))
             stopped = self._run_epochs(train, validation, events)
+        self.replica.release()
         seconds = time.perf_counter() - began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
         once(world, lambda: self._save(summary))
@@ -135,19 +137,40 @@ class Trainer:
         config, world = self.config, self.world
         model = config.model
         build = load_function(MODELS.get(model, model)) if isinstance(model, str) else model
+        seed_generators(config.seed)
+        if not is_model(build):
+            build = self._build(build)
         if config.threads is not None:
             set_threads(config.threads)
         else:
-            limit_threads(threads_per_rank(len(world.node_ranks), available_cores()))
-        seed_generators(config.seed)
-        if not is_model(build) and callable(build):
-            build = build()
+            limit_threads(fair_threads(world))
+        if isinstance(build, Replica):
+            self._check_unread(build)
         optimizer = config.optimizer
         named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
         replica = make_replica(build, config.loss, named)
         if world.rank:
             seed_generators(config.seed + 1_000_003 * world.rank)
         return replica
+
+    def _build(self, function: Any) -> Any:
+        if not callable(function):
+            raise ConfigError(
+                f"model is {function!r}, expected a model or a function that makes it"
+            )
+        loaded = loaded_frameworks()
+        model = function()
+        if loaded_frameworks() == loaded:
+            return model
+        seed_generators(self.config.seed)  # building has imported a framework that had no seed
+        return function()
+
+    def _check_unread(self, replica: Replica) -> None:
+        unread = [name for name in ("optimizer", "loss") if name in self.config.model_fields_set]
+        if unread:
+            raise ConfigError(
+                f"the model is a {type(replica).__name__}, which has its own {' and '.join(unread)}"
+            )
 
     def _run_epochs(self, train: Any, validation: Any, events: EventLog) -> str | None:
         """All epochs; the reason if they ended early."""
@@ -171,13 +194,14 @@ class Trainer:
             once(self.world, lambda: self.history.save(self.run_dir / "history.json"))
             self._call("on_epoch_end", record.epoch, figures)
             reason = "a callback asked for it" if self._stop_agreed() else stopping.reason(figures)
+        self._validate_last(validation)
         if reason:
             self._progress.message(f"stopped after epoch {self.clock.epoch}: {reason}")
         self._call("on_train_end")
         return reason
 
     def _run_epoch(self, train: Any, validation: Any) -> EpochRecord:
-        worker, config, world = self._working(), self.config, self.world
+        worker, world = self._working(), self.world
         number = self.clock.epoch + 1
         self._call("on_epoch_begin", number)
         began = time.perf_counter()
@@ -195,11 +219,7 @@ class Trainer:
         samples = self.clock.samples_in_epoch
         self.clock.end_epoch()
         average_buffers(world, self.replica)
-        logs: Logs = {}
-        if validation is not None and self._validation_is_due():
-            size = config.data.validation_batch_size
-            logs = validate(world, self.replica, validation, size, worker.watch)
-            self._call("on_validation_end", logs)
+        logs = self._validate(validation) if self._validation_is_due() else {}
         return EpochRecord(
             epoch=number,
             samples=samples,
@@ -211,6 +231,28 @@ class Trainer:
             samples_per_s=samples / seconds,
             time=_mean_over_ranks(world, worker.watch.take()),
         )
+
+    def _validate(self, validation: Any) -> Logs:
+        if validation is None:
+            return {}
+        size = self.config.data.validation_batch_size
+        logs = validate(self.world, self.replica, validation, size, self._working().watch)
+        if logs["val_accuracy"] is None and "val_accuracy" in (self.config.stop.target or ""):
+            raise ConfigError(
+                f"stop.target is {self.config.stop.target!r}, but this loss has no accuracy; "
+                "use val_loss"
+            )
+        self._call("on_validation_end", logs)
+        return logs
+
+    def _validate_last(self, validation: Any) -> None:
+        """A run that stopped early between two validations still tells what it reached."""
+        last = self.history[-1]
+        if validation is None or last.val_loss is not None:
+            return
+        logs = self._validate(validation)
+        last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
+        once(self.world, lambda: self.history.save(self.run_dir / "history.json"))
 
     def _validation_is_due(self) -> bool:
         epoch = self.clock.epoch
@@ -243,11 +285,11 @@ class Trainer:
         )
 
     def _save(self, summary: dict[str, Any]) -> None:
-        write_json(self.run_dir / "summary.json", summary)
         try:
             self.replica.save(self.run_dir / "model")
         except OSError as error:
-            raise DataError(f"the model cannot be saved in {self.run_dir}: {error}") from error
+            raise OutputError(f"the model cannot be saved in {self.run_dir}: {error}") from error
+        write_json(self.run_dir / "summary.json", summary)
 
 
 _FIGURES = ("train_loss", "val_loss", "val_accuracy", "learning_rate", "samples_per_s")

@@ -108,13 +108,19 @@ class Worker:
         self.replica.apply()
         return loss, meeting
 
+    def _parts_of(self, batch: Batch) -> int:
+        """In how many parts to compute: none larger than a batch, none of a single sample."""
+        size = self.config.data.batch_size
+        most = batch.samples if size == 1 else max(1, batch.samples // 2)
+        return min(-(-batch.samples // size), most) if self.config.accumulate > 1 else 1
+
     def _gradients(self, batch: Batch | None) -> float | None:
         """This rank's mean loss, its gradients left in the replica."""
         if batch is None:
             self.replica.clear_gradients()
             return None
         loss = 0.0
-        for index, part in enumerate(batch.split(self.config.accumulate)):
+        for index, part in enumerate(batch.split(self._parts_of(batch))):
             weight = part.samples / batch.samples
             part_loss = self.replica.gradients(part, weight=weight, add=index > 0)
             if not math.isfinite(part_loss):

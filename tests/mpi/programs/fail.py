@@ -17,4 +17,7 @@ if who in ("all", str(world.rank)):
         raise DataError("file x is damaged")
     if how == "exit":
         os._exit(5)
+    if how == "closed":
+        sys.stdout.close()
+        raise ValueError("rank is unwell")
 world.all_reduce(np.zeros(10))

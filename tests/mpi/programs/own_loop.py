@@ -1,7 +1,7 @@
-"""A user's own loop under mpirun; prints a hash of the weights from every rank."""
+"""A user's own loop under mpirun; every rank prints its weights."""
 
+import json
 import sys
-import zlib
 
 import numpy as np
 import torch
@@ -28,4 +28,4 @@ with paceline.keep_pace(model, optimizer):
         model(torch.ones(1, 10)).sum().backward()
         optimizer.step()
 weights = torch.cat([p.detach().ravel() for p in model.parameters()]).numpy()
-print("HASH", zlib.crc32(weights.tobytes()), flush=True)
+print("WEIGHTS", json.dumps(weights.tolist()), flush=True)

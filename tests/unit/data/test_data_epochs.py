@@ -18,7 +18,7 @@ from paceline.data import (
     as_source,
     epoch_order,
     evaluation_batches,
-    steps_per_epoch,
+    plan_steps,
     training_batches,
 )
 from paceline.errors import ConfigError, DataError
@@ -56,7 +56,7 @@ def test_training_uses_every_sample_exactly_once_in_equal_steps(make, samples, s
     samples = max(samples, size)
     ranks = train(make(samples), size, batch_size, seed=3, epoch=1, prefetch=0)
     assert sorted(seen(ranks)) == list(range(samples))
-    assert {len(batches) for batches in ranks} == {steps_per_epoch(samples, size, batch_size)}
+    assert {len(batches) for batches in ranks} == {len(plan_steps(samples, size, batch_size))}
     for batch in (batch for batches in ranks for batch in batches):
         assert batch.samples == len(batch.inputs) == len(batch.targets) >= 1
         assert batch.targets.tolist() == batch.indices.tolist()

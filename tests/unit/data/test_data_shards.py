@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.data import Shard, epoch_order, plan_steps, steps_per_epoch
+from paceline.data import Shard, epoch_order, plan_steps
 from paceline.data.shards import deal
 from paceline.errors import ConfigError, DataError
 
@@ -60,7 +60,7 @@ def test_a_remainder_smaller_than_two_per_rank_joins_the_step_before():
 
 def test_a_remainder_that_suffices_is_a_step_of_its_own():
     plan = plan_steps(samples=33, size=4, batch_size=3)
-    assert len(plan) == steps_per_epoch(33, 4, 3) == 3
+    assert len(plan) == 3
     assert [plan.bounds(2, rank) for rank in range(4)] == [(24, 27), (27, 29), (29, 31), (31, 33)]
 
 
@@ -92,7 +92,7 @@ def test_more_ranks_than_samples_are_refused():
 @pytest.mark.parametrize("batch_size", [0, -3])
 def test_a_batch_without_samples_is_refused(batch_size):
     with pytest.raises(ConfigError, match=f"batch_size is {batch_size}, expected 1 or more"):
-        steps_per_epoch(10, 2, batch_size)
+        plan_steps(10, 2, batch_size)
 
 
 @pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0)])

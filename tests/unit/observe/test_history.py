@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.errors import ConfigError, DataError
+from paceline.errors import DataError, OutputError
 from paceline.observe import EpochRecord, History, TimeSplit
 
 RECORD = EpochRecord(
@@ -113,14 +113,14 @@ def test_saving_again_replaces_the_file(tmp_path):
 def test_a_failed_save_leaves_the_old_file_and_no_other(tmp_path):
     path = tmp_path / "history.json"
     path.mkdir()
-    with pytest.raises(ConfigError, match=r"Cannot write the history to .*history\.json: "):
+    with pytest.raises(OutputError, match=r"history\.json cannot be written: "):
         History([RECORD]).save(path)
     assert [item.name for item in tmp_path.iterdir()] == ["history.json"]
 
 
 def test_saving_below_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="Not a directory"):
+    with pytest.raises(OutputError, match="Not a directory"):
         History().save(tmp_path / "file" / "history.json")
 
 

@@ -1,10 +1,11 @@
+import numpy as np
 import pytest
 import yaml
 
 from paceline.errors import ConfigError
 from paceline.rules import BSP
-from paceline.training.config import RunConfig, read_assignment, read_config, read_yaml
-from paceline.training.schedules import Cosine
+from paceline.training.config import RunConfig, combine, read_assignment, read_config, read_yaml
+from paceline.training.schedules import Constant, Cosine
 
 
 def test_defaults_are_a_whole_run():
@@ -42,6 +43,18 @@ def test_another_name_forgets_the_settings_of_the_old_one():
     assert config.optimizer.settings() == {"name": "adam"}
 
 
+def test_nothing_given_on_the_same_level_is_forgotten():
+    given = combine({"optimizer": {"lr": 0.7}}, {"optimizer": {"name": "adam"}})
+    config = read_config({"optimizer": {"name": "sgd", "momentum": 0.5}}, given)
+    assert config.optimizer.settings() == {"name": "adam", "lr": 0.7}
+
+
+def test_a_name_given_later_keeps_settings_given_without_one():
+    config = read_config({"schedule": {"warmup": 2}}, {"schedule": "cosine"})
+    assert config.schedule == Cosine(warmup=2)
+    assert read_config({"schedule": {"warmup": 2}}).schedule == Constant(warmup=2)
+
+
 def test_all_faults_are_reported_at_once_with_the_valid_names():
     with pytest.raises(ConfigError) as caught:
         read_config(
@@ -75,6 +88,7 @@ def test_all_faults_are_reported_at_once_with_the_valid_names():
         ({"optimizer": {"lr": -1}}, "optimizer.lr is -1, expected: greater than 0"),
         ({"data": 3}, "data is 3"),
         ({"rule": {"name": "bsp", "every": 4}}, "rule bsp has no setting every"),
+        ({"seed": 2**65}, "expected: less than"),
         ({"progress": "loud"}, "progress is 'loud', expected: 'auto', 'bar', 'plain' or 'off'"),
     ],
 )
@@ -128,8 +142,15 @@ def test_the_description_is_plain_yaml_and_reads_back():
     assert again == config
 
 
+def test_numbers_of_any_kind_and_lists_are_described():
+    optimizer = {"name": "adam", "betas": (0.8, 0.9), "weight_decay": np.float64(1e-3)}
+    described = yaml.safe_load(yaml.safe_dump(read_config({"optimizer": optimizer}).describe()))
+    assert described["optimizer"] == {"name": "adam", "betas": [0.8, 0.9], "weight_decay": 1e-3}
+
+
 def test_objects_are_described_by_their_kind():
     config = read_config({"model": lambda: None, "data": {"train": ([1], [2])}, "loss": max})
     text = yaml.safe_dump(config.describe())
     assert "<tuple>" in text
+    assert "<max>" in text
     assert " at 0x" not in text

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.comm import run_world
+from paceline.comm import SoloWorld, run_world
 from paceline.errors import ReplicaError, TrainingError, WorldError
 
 SAMPLES = 68  # five steps of 12 and a last one of 8, the same for 1 to 4 ranks
@@ -210,6 +210,116 @@ def one_step():
     (model(x) - y).square().mean().backward()
     optimizer.step()
     return weights(model)
+
+
+def test_two_models_of_one_loop_weigh_alike():
+    """The second optimizer of a step stands for the same samples as the first."""
+
+    def program(world):
+        pairs = [build(), build()]
+        with (
+            paceline.keep_pace(*pairs[0]),
+            paceline.keep_pace(*pairs[1]),
+        ):
+            for x, y in paceline.shard(tuple(a[:25] for a in data()), 10, to=torch.from_numpy):
+                for model, optimizer in pairs:
+                    optimizer.zero_grad()
+                    (model(x) - y).square().mean().backward()
+                    optimizer.step()
+        return [weights(model).tobytes() for model, _ in pairs]
+
+    for first, second in run_world(2, program):
+        assert first == second
+
+
+def test_ranks_in_different_blocks_are_told():
+    def program(world):
+        pairs = [build(), build()]
+        order = pairs if world.rank else pairs[::-1]
+        with paceline.keep_pace(*pairs[0]), paceline.keep_pace(*pairs[1]):
+            for model, optimizer in order:
+                model(torch.ones(1, 3)).sum().backward()
+                optimizer.step()
+
+    with pytest.raises(WorldError, match="different keep_pace blocks"):
+        run_world(2, program)
+
+
+def test_a_rank_that_accumulates_more_batches_weighs_more():
+    x, y = (array[:12] for array in data())
+
+    def program(world):
+        model, optimizer = build()
+        rows = slice(0, 8) if world.rank == 0 else slice(8, 12)
+        own = paceline.shard((x[rows], y[rows]), 4, to=torch.from_numpy, world=SoloWorld())
+        with paceline.keep_pace(model, optimizer):
+            optimizer.zero_grad()
+            for inputs, targets in own:
+                ((model(inputs) - targets).square().mean() / len(own)).backward()
+            optimizer.step()
+        return weights(model)
+
+    def alone(world):
+        model, optimizer = build()
+        (model(torch.from_numpy(x)) - torch.from_numpy(y)).square().mean().backward()
+        optimizer.step()
+        return weights(model)
+
+    assert run_world(2, program)[0] == pytest.approx(run_world(1, alone)[0], rel=1e-5)
+
+
+def test_the_average_is_clipped_not_each_ranks_part():
+    def program(world):
+        model = nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with torch.no_grad():
+            model.weight.fill_(0.0)
+        with paceline.keep_pace(model, optimizer, clip_norm=0.25):
+            model(torch.tensor([[-9.0 if world.rank else 10.0]])).sum().backward()
+            optimizer.step()
+        return model.weight.item()
+
+    assert run_world(2, program) == pytest.approx([-0.25, -0.25], rel=1e-5)
+
+
+def test_a_step_weighs_what_it_is_told():
+    """A mean over tokens: 1 on rank 0, 3 on rank 1."""
+
+    def program(world):
+        model = nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with torch.no_grad():
+            model.weight.fill_(0.0)
+        with paceline.keep_pace(model, optimizer) as pace:
+            model(torch.tensor([[4.0 if world.rank else 8.0]])).sum().backward()
+            pace.weigh(3 if world.rank else 1)
+            optimizer.step()
+            pace.check()
+        return model.weight.item()
+
+    assert run_world(2, program) == pytest.approx([-5.0, -5.0])
+
+
+def test_check_finds_parameters_that_differ():
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer) as pace:
+            with torch.no_grad():
+                model.bias += world.rank
+            pace.check()
+
+    with pytest.raises(ReplicaError, match="parameters on rank 1 differ"):
+        run_world(2, program)
+
+
+def test_afterwards_parameters_have_memory_of_their_own():
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer):
+            pass
+        return model.weight.untyped_storage().nbytes() == model.weight.nbytes
+
+    assert run_world(2, program) == [True, True]
 
 
 def test_batch_norm_statistics_are_equal_afterwards():
