@@ -201,13 +201,19 @@ def test_evaluation_changes_nothing(make):
 
 
 @every_replica
-def test_the_optimizer_checksum_follows_its_state(make):
+def test_the_description_of_the_optimizer_follows_its_state(make):
     one, other = make(), make()
-    assert one.optimizer_checksum() == other.optimizer_checksum()
+    assert one.describe_optimizer() == other.describe_optimizer()
     train(one, 1)
-    assert one.optimizer_checksum() != other.optimizer_checksum()
+    assert one.describe_optimizer() != other.describe_optimizer()
     train(other, 1)
-    assert one.optimizer_checksum() == other.optimizer_checksum()
+    assert one.describe_optimizer() == other.describe_optimizer()
+
+
+@every_replica
+def test_the_description_of_the_optimizer_names_its_settings(make):
+    assert "lr=0.1" in make().describe_optimizer()
+    assert make(momentum=0.5).describe_optimizer() != make().describe_optimizer()
 
 
 @every_replica

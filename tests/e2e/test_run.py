@@ -1,9 +1,14 @@
 """`paceline run`: any script, on any number of ranks."""
 
 import re
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
+from conftest import clean_environment
 
 
 @pytest.fixture
@@ -122,6 +127,37 @@ def test_the_exit_code_of_a_script_is_the_exit_code(paceline, script):
     assert paceline("run", "-n", "1", "--", script("raise SystemExit(0)")).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("leave", "code"), [("sys.exit(0)", 1), ("sys.exit(6)", 6), ("raise KeyboardInterrupt", 130)]
+)
+def test_a_rank_that_exits_out_of_a_block_ends_all(paceline, script, leave, code):
+    name = script(
+        "import sys, torch, paceline\nmodel = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "world = paceline.init()\n"
+        "with paceline.keep_pace(model, optimizer):\n"
+        f"    if world.rank == 1: {leave}\n"
+        "    model(torch.ones(1, 2)).sum().backward()\n    optimizer.step()\n"
+    )
+    done = paceline("run", "-n", "2", "--", name, timeout_s=40)
+    assert done.returncode == code
+    assert re.search(r"paceline: (exit|interrupted).* on rank 1 \(\S+\); all ranks", done.stderr)
+
+
+def test_an_interrupt_is_said(tmp_path):
+    (tmp_path / "sleep.py").write_text("import time; print('up', flush=True); time.sleep(60)\n")
+    command = [str(Path(sys.executable).parent / "paceline"), "run", "-n", "2", "--", "sleep.py"]
+    job = subprocess.Popen(
+        command, cwd=tmp_path, env=clean_environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert job.stdout.readline() == "up\n"
+    job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 130
+    assert "paceline: interrupted" in errors
+
+
 def test_a_missing_script_is_named(paceline):
     done = paceline("run", "-n", "2", "--", "nowhere.py")
     assert done.returncode == 1
@@ -130,5 +166,5 @@ def test_a_missing_script_is_named(paceline):
 
 def test_no_ranks_is_an_error(paceline, script):
     done = paceline("run", "-n", "0", "--", script(""))
-    assert done.returncode != 0
-    assert "at least 1" in done.stderr
+    assert done.returncode == 2
+    assert "'0' is not a number of 1 or more" in done.stderr

@@ -103,6 +103,14 @@ def test_own_model_and_own_files(paceline, project):
     assert config["data"]["batch_size"] == 10
 
 
+def test_the_config_of_a_run_can_be_run_again(paceline, project):
+    first = paceline("train", "mine.py:build", "train.npz", "-n", "1", "--run-dir", "a")
+    again = paceline("train", "a/config.yaml", "-n", "1", "--run-dir", "b")
+    assert again.returncode == 0, first.stderr + again.stderr
+    outcomes = [json.loads((project / name / "summary.json").read_text()) for name in "ab"]
+    assert outcomes[0]["train_loss"] == outcomes[1]["train_loss"]
+
+
 def test_a_function_gives_model_and_dataset(paceline, project):
     done = paceline(
         "train", "mine.py:build", "mine.py:samples", "mine.py:samples", "-n", "1", "--epochs", "1"
@@ -180,6 +188,8 @@ def test_a_summary_that_cannot_be_written_is_found_before_training(paceline, pro
     done = paceline("train", "mine.py:build", "train.npz", "-n", "1", "--summary", "train.npz/x")
     assert done.returncode == 2
     assert "train.npz/x cannot be written" in done.stderr
+    done = paceline("train", "mine.py:build", "train.npz", "-n", "1", "--summary", ".")
+    assert done.returncode == 2
     assert not (project / "runs").exists()
 
 

@@ -12,12 +12,14 @@ from paceline.launch.cores import available_cores, threads_per_rank
 from paceline.launch.environment import Environment, detect
 from paceline.launch.local import Job, find_mpirun, start
 
+_SIGNALLED = {130: "interrupted", 143: "terminated"}
+
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=int,
+        type=_positive,
         metavar="N",
         help="processes to start (default: the physical cores available; under mpirun or srun "
         "theirs are joined instead)",
@@ -46,8 +48,11 @@ def start_or_join(args: argparse.Namespace, command: Sequence[str], join: Callab
     if ranks == 1:
         os.environ["PACELINE_RANKS"] = "1"
         return join()
-    threads = args.threads or threads_per_rank(max(1, ranks), available_cores())
-    return start(Job(ranks, threads, (sys.executable, "-m", "paceline", *command)))
+    threads = args.threads or threads_per_rank(ranks, available_cores())
+    code = start(Job(ranks, threads, (sys.executable, "-m", "paceline", *command)))
+    if code in _SIGNALLED:
+        sys.stderr.write(f"paceline: {_SIGNALLED[code]}; all ranks were ended\n")
+    return code
 
 
 def _positive(text: str) -> int:

@@ -6,11 +6,11 @@ import argparse
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from paceline.cli.ranks import add_rank_options, start_or_join
 from paceline.errors import LaunchError
-from paceline.launch.world import everyone, exit_code, fail
+from paceline.launch.world import everyone, fail
 
 
 def add_parser(commands: Any) -> None:
@@ -31,7 +31,8 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     if args.script == "-m" and not args.arguments:
         raise LaunchError("-m needs the name of a module: paceline run -n 2 -- -m package.module")
     if args.script != "-m" and not Path(args.script).is_file():
-        raise LaunchError(f"the script {args.script} does not exist")
+        problem = "is not a file" if Path(args.script).exists() else "does not exist"
+        raise LaunchError(f"the script {args.script} {problem}")
     return start_or_join(args, given, lambda: _run_script(args.script, args.arguments))
 
 
@@ -47,20 +48,16 @@ def _run_script(script: str, arguments: list[str]) -> int:
             sys.path.insert(0, str(Path(script).resolve().parent))
             runpy.run_path(script, run_name="__main__")
     except SystemExit as stop:
-        return _exit(stop)
-    except Exception as error:
-        if everyone().size > 1:
-            fail(everyone(), error)
-        raise  # a rank without MPI: mpirun ends the others when this one exits non-zero
+        if stop.code in (None, 0):
+            return 0
+        _end_all(stop)
+    except BaseException as error:
+        _end_all(error)
     return 0
 
 
-def _exit(stop: SystemExit) -> int:
-    """A rank that exits non-zero ends the others, which would wait for it."""
-    if stop.code in (None, 0):
-        return 0
-    if isinstance(stop.code, str):
-        sys.stderr.write(f"{stop.code}\n")
+def _end_all(error: BaseException) -> NoReturn:
+    """The others would wait for this rank; without MPI, mpirun ends them when it exits."""
     if everyone().size > 1:
-        everyone().abort(exit_code(stop))
-    return exit_code(stop)
+        fail(everyone(), error)
+    raise error

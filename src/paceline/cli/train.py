@@ -170,7 +170,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def _train(config: RunConfig, summary: str | None) -> int:
     from paceline.observe import render_final
-    from paceline.observe.progress import read_width
+    from paceline.observe.progress import has_terminal, read_width
     from paceline.training.once import once
     from paceline.training.rundir import check_writable, write_json
     from paceline.training.trainer import Trainer
@@ -183,8 +183,9 @@ def _train(config: RunConfig, summary: str | None) -> int:
         if world.rank == 0:
             if summary is not None:
                 write_json(Path(summary), result.summary)
+            terminal = has_terminal(os.environ, sys.stdout)
             width = read_width(os.environ)
-            render_final(result.history, sys.stdout, _has_terminal(), width, world.size)
+            render_final(result.history, sys.stdout, terminal, width, world.size)
             sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
             sys.stdout.flush()
     except BaseException as error:  # also SystemExit, from the user's model: the others wait
@@ -192,11 +193,6 @@ def _train(config: RunConfig, summary: str | None) -> int:
             raise
         fail(world, error)
     return 0
-
-
-def _has_terminal() -> bool:
-    told = os.environ.get("PACELINE_TTY")
-    return told != "0" if told else sys.stdout.isatty()
 
 
 def _short(path: Path) -> Path:

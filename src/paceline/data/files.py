@@ -43,7 +43,8 @@ def open_data(
         return _open_npy(spec)
     if ":" in spec:
         return _call(spec, part)
-    raise DataError(f"'{spec}' names no data; give one of: {KINDS}")
+    problem = "is a directory" if spec and Path(spec).is_dir() else "names no data"
+    raise DataError(f"'{spec}' {problem}; give one of: {KINDS}")
 
 
 def _open_npz(path: Path, keys: tuple[str, str]) -> ArraySource:

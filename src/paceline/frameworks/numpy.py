@@ -99,8 +99,9 @@ class NumpyReplica:
     def accept_constants(self) -> None:
         """There are none."""
 
-    def optimizer_checksum(self) -> int:
-        return checksum(self._velocity)
+    def describe_optimizer(self) -> str:
+        settings = f"lr={self._base_rate}, momentum={self._momentum}"
+        return f"SGD({settings}) with state {checksum(self._velocity):08x}"
 
     def save(self, path: Path) -> Path:
         arrays: dict[str, Any] = dict(self.arrays)

@@ -78,8 +78,8 @@ class Replica(Protocol):
     def accept_constants(self) -> None:
         """The vector of constants was written: the model follows."""
 
-    def optimizer_checksum(self) -> int:
-        """A hash of the optimizer's state, equal on all ranks that start equal."""
+    def describe_optimizer(self) -> str:
+        """Kind, settings and a hash of its state, the same on all ranks that start equal."""
 
     def save(self, path: Path) -> Path:
         """Write the plain model beside `path`, with the framework's own suffix."""

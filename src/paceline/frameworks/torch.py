@@ -12,8 +12,8 @@ import torch
 from paceline.errors import DataError
 from paceline.frameworks.replica import BatchLike
 from paceline.frameworks.torch_names import LossFunction, find_loss, make_optimizer
-from paceline.frameworks.torch_vectors import TorchVectors, state_checksum
-from paceline.nests import map_leaves
+from paceline.frameworks.torch_vectors import TorchVectors, describe_optimizer
+from paceline.nests import leaves, map_leaves
 
 OptimizerSpec: TypeAlias = Mapping[str, Any] | Callable[..., Any]
 """Name and settings, or a function of the parameters."""
@@ -61,8 +61,8 @@ class TorchReplica(TorchVectors):
             sums = {"loss": loss.item() * batch.samples, "samples": float(batch.samples)}
             return sums | self._loss.count_correct(outputs, targets)
 
-    def optimizer_checksum(self) -> int:
-        return state_checksum(self.optimizer)
+    def describe_optimizer(self) -> str:
+        return describe_optimizer(self.optimizer)
 
     def save(self, path: Path) -> Path:
         """Write model.safetensors; of tied weights one is kept, the others named beside it."""
@@ -80,6 +80,7 @@ class TorchReplica(TorchVectors):
                 tensors[name] = tensor.detach().cpu().contiguous().clone()  # off the flat vector
         path = path.with_suffix(".safetensors")
         save_file(tensors, str(path), metadata={"format": "pt", **aliases})
+        path.chmod(0o644)  # safetensors makes it readable for its owner alone
         return path
 
     def _pause_training(self) -> None:
@@ -97,19 +98,27 @@ class TorchReplica(TorchVectors):
     def _forward(self, batch: BatchLike) -> tuple[Any, Any, torch.Tensor]:
         """Outputs, targets and the mean loss."""
         inputs = self._tensors(batch.inputs, images=True)
-        if isinstance(inputs, Mapping):
-            outputs = self.module(**inputs)
-        elif isinstance(inputs, tuple | list):
-            outputs = self.module(*inputs)
-        else:
-            outputs = self.module(inputs)
+        try:
+            outputs = self._call(inputs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            shapes = [tuple(leaf.shape) for leaf in leaves(inputs) if hasattr(leaf, "shape")]
+            error.add_note(f"paceline: the model was given inputs of shape {shapes}")
+            raise
         targets = self._tensors(batch.targets, images=False)
+        self._loss.check(targets)
         try:
             return outputs, targets, self._loss(outputs, targets)
         except (IndexError, RuntimeError) as error:
             if "out of bounds" in str(error):
                 _name_wrong_label(outputs, targets, batch)
             raise
+
+    def _call(self, inputs: Any) -> Any:
+        if isinstance(inputs, Mapping):
+            return self.module(**inputs)
+        if isinstance(inputs, tuple | list):
+            return self.module(*inputs)
+        return self.module(inputs)
 
     def _tensors(self, value: Any, images: bool) -> Any:
         """Arrays as tensors of the model's float type, integers as int64; with `images`, bytes are
@@ -120,7 +129,11 @@ class TorchReplica(TorchVectors):
                 return leaf.to(self._device)
             if not isinstance(leaf, np.ndarray):
                 return leaf
+            if leaf.dtype.kind not in "biufc":
+                raise DataError(f"arrays of {leaf.dtype} cannot be trained on; make them numbers")
             tensor = torch.from_numpy(leaf)
+            if tensor.is_complex():
+                return tensor.to(self._device)
             if images and leaf.dtype == np.uint8:
                 return tensor.to(self._device, self._model_dtype) / 255
             floats = tensor.is_floating_point()

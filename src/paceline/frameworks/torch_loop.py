@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from paceline.errors import ReplicaError, TrainingError
-from paceline.frameworks.torch_vectors import TorchVectors, state_checksum
+from paceline.frameworks.torch_vectors import TorchVectors, describe_optimizer
 
 
 class TorchLoop(TorchVectors):
@@ -52,5 +52,5 @@ class TorchLoop(TorchVectors):
         finally:
             self._in_step_of_ours = False
 
-    def optimizer_checksum(self) -> int:
-        return state_checksum(self.optimizer)
+    def describe_optimizer(self) -> str:
+        return describe_optimizer(self.optimizer)

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, DataError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -25,6 +25,19 @@ class Loss:
 
     def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
         return self.function(outputs, self.fit(outputs, targets))
+
+    def check(self, targets: Any) -> None:
+        """Refuse targets that this loss cannot be computed from."""
+        if self.targets == "unknown":
+            return
+        if targets is None:
+            raise DataError(
+                "the data has no targets, and the loss needs them; set data.keys, or "
+                "give x.npy,y.npy or (x, y)"
+            )
+        floats = isinstance(targets, torch.Tensor) and targets.is_floating_point()
+        if self.targets == "classes" and floats and targets.dim() == 1:
+            raise DataError(f"labels are {targets.dtype}, and this loss needs whole numbers")
 
     def fit(self, outputs: Any, targets: Any) -> Any:
         """Targets in the form of the outputs where only the form differs.

@@ -179,17 +179,22 @@ def _places_of_buffers(module: torch.nn.Module) -> Iterator[_Place]:
             yield _Place(owner, key, name)
 
 
-def state_checksum(optimizer: torch.optim.Optimizer) -> int:
-    """A hash of the optimizer's tensors (momenta and the like)."""
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> str:
+    """Kind, settings, and a hash of the tensors it holds (momenta and the like)."""
+    settings = [
+        ", ".join(f"{key}={value}" for key, value in group.items() if key != "params")
+        for group in optimizer.param_groups
+    ]
     state = optimizer.state_dict()["state"]
     tensors = [value for entry in state.values() for value in entry.values()]
-    return checksum(
+    held = checksum(
         *(
             tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
             for tensor in tensors
             if isinstance(tensor, torch.Tensor) and tensor.numel()
         )
     )
+    return f"{type(optimizer).__name__}({'; '.join(settings)}) with state {held:08x}"
 
 
 def _check_parameters(named: Sequence[tuple[str, torch.Tensor]]) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 import time
 import traceback
+from collections.abc import Iterator
 from types import TracebackType
 from typing import NoReturn, Protocol
 
@@ -89,7 +90,21 @@ def fail(world: Endable, error: BaseException) -> NoReturn:
 
 def wait_for_turn(rank: int) -> None:
     """Ranks often fail together, for the same reason: the lowest speaks, and ends the others."""
-    time.sleep(min(0.2 * rank, 2.0))
+    time.sleep(min(0.4 * rank, 2.4))
+
+
+@contextlib.contextmanager
+def together(world: World) -> Iterator[None]:
+    """Around what all ranks do together: one that exits out of it ends the others, too.
+
+    Other exceptions may be caught further out, and if not, end all ranks there.
+    """
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        if world.size == 1:
+            raise
+        fail(world, error)
 
 
 def describe(world: Endable, error: BaseException) -> str:
@@ -97,14 +112,20 @@ def describe(world: Endable, error: BaseException) -> str:
     place = "" if world.size == 1 else f" on rank {world.rank} ({world.node})"
     if isinstance(error, PacelineError):
         return f"{type(error).__name__}{place}: {error}\n"
+    if isinstance(error, SystemExit):
+        return f"paceline: exit with {error.code!r}{place}; all ranks were ended\n"
+    if isinstance(error, KeyboardInterrupt):
+        return f"paceline: interrupted{place}; all ranks were ended\n"
     trace = "".join(traceback.format_exception(error))
     return f"{trace}paceline: {type(error).__name__}{place}; all ranks were ended\n"
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for wrong settings, as argparse has it; what a rank wished to exit with; else 1."""
+    """2 for wrong settings, as argparse has it; 130 for Ctrl-C; a rank's own wish; else 1."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) and error.code else 1
+    if isinstance(error, KeyboardInterrupt):
+        return 130
     return 2 if isinstance(error, ConfigError) else 1
 
 

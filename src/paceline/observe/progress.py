@@ -202,6 +202,14 @@ def make_progress(
     return PlainProgress(stream)
 
 
+def has_terminal(env: Mapping[str, str], stream: TextIO) -> bool:
+    """Tell whether somebody watches what this rank writes to `stream`."""
+    told = env.get("PACELINE_TTY", "")
+    if told:
+        return told != "0"
+    return not any(mark in env for mark in _LAUNCHER_MARKS) and stream.isatty()
+
+
 def read_width(env: Mapping[str, str]) -> int | None:
     """Return the terminal's width from COLUMNS, None when that is not set to a positive number."""
     columns = env.get("COLUMNS", "")
@@ -218,9 +226,7 @@ def _find_terminal(env: Mapping[str, str], stream: TextIO) -> TextIO | None:
             f"PACELINE_TTY is {told!r}, expected a device, 1 (a terminal) or 0 (none). "
             "Correct or unset it."
         )
-    if not told and any(mark in env for mark in _LAUNCHER_MARKS):
-        return None
-    watched = told == "1" if told else stream.isatty() and env.get("TERM") != "dumb"
+    watched = has_terminal(env, stream) and (told or env.get("TERM") != "dumb")
     return stream if watched else None
 
 

@@ -98,8 +98,10 @@ class RunConfig(Section):
             raise ValueError(str(error)) from error
 
     def describe(self) -> dict[str, Any]:
-        """The settings as plain values, for the run directory's config.yaml."""
-        plain = self.model_dump(exclude={"rule", "model", "data", "optimizer", "loss"})
+        """The settings as plain values, for config.yaml; without its own place, so that the file
+        can be run again."""
+        apart = {"rule", "model", "data", "optimizer", "loss", "run_dir"}
+        plain = self.model_dump(exclude=apart)
         data = {key: _plain(getattr(self.data, key)) for key in DataConfig.model_fields}
         optimizer = self.optimizer
         named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
@@ -123,7 +125,7 @@ def read_config(*levels: Mapping[str, Any]) -> RunConfig:
     try:
         return RunConfig(**merged)
     except ValidationError as error:
-        faults = [_explain(fault) for fault in error.errors()]
+        faults = [_explain(fault) for fault in _relevant(error.errors())]
         raise ConfigError("; ".join(dict.fromkeys(faults))) from None
 
 
@@ -227,6 +229,20 @@ _SECTIONS: dict[str, type[BaseModel]] = {
 }
 
 
+_ELSEWHERE = {"lr": "optimizer.lr", "momentum": "optimizer.momentum"} | {
+    name: f"{section}.{name}"
+    for section in ("data", "stop")
+    for name in _SECTIONS[section].model_fields
+}
+"""Settings that people look for on the top level, and where they are."""
+
+
+def _relevant(faults: list[Any]) -> list[Any]:
+    """Of an optimizer that is neither settings nor a function, what is wrong with the settings."""
+    named = {fault["loc"][0] for fault in faults if fault["loc"][-1] != "callable"}
+    return [f for f in faults if f["loc"][-1] != "callable" or f["loc"][0] not in named]
+
+
 def _explain(fault: Any) -> str:
     """One sentence: which key, what it is, what was expected."""
     place = [str(part) for part in fault["loc"] if part not in ("OptimizerConfig", "callable")]
@@ -237,7 +253,14 @@ def _explain(fault: Any) -> str:
         near = difflib.get_close_matches(place[-1], valid, n=1)
         prefix = name.rpartition(".")[0]
         hint = f"did you mean {prefix + '.' if prefix else ''}{near[0]}? " if near else ""
+        if name in _ELSEWHERE:
+            hint = f"did you mean {_ELSEWHERE[name]}? "
         return f"{name} is not a setting; {hint}(valid here: {', '.join(valid)})"
+    if place == ["optimizer"]:
+        return (
+            f"optimizer is a {type(fault['input']).__name__}, expected a name, settings "
+            "({name: ..., lr: ...}) or a function of the parameters"
+        )
     if fault["type"] == "union_tag_invalid":
         return f"{name}.name is {fault['ctx']['tag']!r}, expected constant, step or cosine"
     message = fault["msg"].removeprefix("Value error, ")

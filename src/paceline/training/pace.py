@@ -9,9 +9,10 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
+from paceline.data.shards import check_batch_size
 from paceline.frameworks import limit_threads, make_loop
 from paceline.launch.threads import fair_threads
-from paceline.launch.world import init
+from paceline.launch.world import init, together
 from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.rules import Rule, make_rule
@@ -129,8 +130,9 @@ def keep_pace(
     pace = Pace(world, loop, make_rule(rule), clip_norm)
     end = loop.before_step(pace.step)
     try:
-        yield pace
-        pace.leave()
+        with together(world):
+            yield pace
+            pace.leave()
     finally:
         end()
         loop.release()
@@ -151,6 +153,7 @@ class Batches:
         world: World | None = None,
     ) -> None:
         world = world or init()
+        check_batch_size(batch_size)
         self.epoch = 0
         """The epoch that the next iteration gives."""
         self._source = as_source(data)

@@ -26,22 +26,24 @@ def start_equal(world: World, replica: Any) -> None:
             world.broadcast(vector)
             accept()
     check_equal(world, replica)
-    _compare(
-        world,
-        replica.optimizer_checksum(),
-        "the optimizer's state differs on rank {ranks}; load the same checkpoint on every rank "
-        "before training",
-    )
+    optimizers = world.share(replica.describe_optimizer())
+    for rank, optimizer in enumerate(optimizers):
+        if optimizer != optimizers[0]:
+            raise ReplicaError(
+                f"the optimizers differ: rank {rank} has {optimizer}, rank 0 has {optimizers[0]}; "
+                "make them alike, and load the same checkpoint on every rank"
+            )
 
 
 def check_equal(world: World, replica: Any) -> None:
     """Raise on every rank when the parameters are not the same everywhere."""
-    _compare(
-        world,
-        checksum(replica.parameters()),
-        "the parameters on rank {ranks} differ from rank 0's; nothing but the exchange may write "
-        "to them",
-    )
+    sums = world.share(checksum(replica.parameters()))
+    differing = [str(rank) for rank, other in enumerate(sums) if other != sums[0]]
+    if differing:
+        raise ReplicaError(
+            f"the parameters on rank {', '.join(differing)} differ from rank 0's; nothing but the "
+            "exchange may write to them"
+        )
 
 
 def average_buffers(world: World, replica: Any) -> None:
@@ -76,10 +78,3 @@ def _compare_layouts(world: World, replica: Any) -> None:
                 f"the ranks have different models: rank {rank} has buffers and constants of "
                 f"{other[1:]} elements, rank 0 of {everyone[0][1:]}"
             )
-
-
-def _compare(world: World, value: int, complaint: str) -> None:
-    values = world.share(value)
-    differing = [str(rank) for rank, other in enumerate(values) if other != values[0]]
-    if differing:
-        raise ReplicaError(complaint.format(ranks=", ".join(differing)))

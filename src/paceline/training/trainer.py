@@ -25,7 +25,7 @@ from paceline.frameworks import (
 )
 from paceline.functions import load_function
 from paceline.launch.threads import fair_threads
-from paceline.launch.world import init
+from paceline.launch.world import init, together
 from paceline.models import MODELS
 from paceline.observe import (
     EpochRecord,
@@ -98,8 +98,12 @@ class Trainer:
 
     def fit(self) -> Result:
         """Train to the last epoch, or to an early stop."""
-        config = self.config
-        self.world = world = self._given_world or init()
+        self.world = self._given_world or init()
+        with together(self.world):
+            return self._fit()
+
+    def _fit(self) -> Result:
+        config, world = self.config, self.world
         self.clock, self.history = Clock(), History()
         setup_logging(world.rank, world.size)
         seed_generators(config.seed)  # functions that make data may draw random numbers
@@ -271,7 +275,9 @@ class Trainer:
 
     def _call(self, event: str, *details: Any) -> None:
         for callback in self.callbacks:
-            getattr(callback, event)(self, *details)
+            function = getattr(callback, event, None)  # a callback need not derive from Callback
+            if function is not None:
+                function(self, *details)
 
     def _describe(self, train: Any) -> str:
         config, world = self.config, self.world

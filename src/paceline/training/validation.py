@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 
 from paceline.comm import World
 from paceline.data import Shard, evaluation_batches
+from paceline.errors import TrainingError
 from paceline.frameworks import Replica
 from paceline.observe import Stopwatch
 
@@ -24,7 +26,13 @@ def validate(
         source, shard=Shard(world.rank, world.size), batch_size=batch_size
     ):
         watch.lap("data")
-        for name, value in replica.evaluate(batch).items():
+        found = replica.evaluate(batch)
+        if not math.isfinite(found["loss"]):
+            raise TrainingError(
+                f"the validation loss is {found['loss']} on rank {world.rank}, for "
+                f"{batch.where()}; look at these samples, or lower the learning rate"
+            )
+        for name, value in found.items():
             sums[name] += value
         watch.lap("compute")
     world.barrier()

@@ -196,7 +196,12 @@ def test_a_function_that_fails_or_needs_more_is_named(script):
         open_data(f"{file}:fial", part="train")
 
 
-@pytest.mark.parametrize("spec", ["cifar", "data.csv", "", "."])
+def test_a_directory_is_called_one(tmp_path):
+    with pytest.raises(DataError, match="is a directory; give one of: digits"):
+        open_data(str(tmp_path), part="train")
+
+
+@pytest.mark.parametrize("spec", ["cifar", "data.csv", ""])
 def test_an_unknown_name_lists_what_is_known(spec):
     with pytest.raises(DataError, match=r"names no data; give one of: digits, mnist, FILE\.npz"):
         open_data(spec, part="train")

@@ -20,7 +20,7 @@ from paceline.observe import (
     PlainProgress,
     make_progress,
 )
-from paceline.observe.progress import read_width
+from paceline.observe.progress import has_terminal, read_width
 
 EPOCH_LINE = "epoch 1/2  train loss 0.2500  val loss 0.1250  val accuracy 97.00 %"
 
@@ -302,3 +302,17 @@ def test_importing_observe_imports_no_rich():
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("env", "stream", "watched"),
+    [
+        ({}, Terminal(), True),
+        ({}, io.StringIO(), False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, Terminal(), False),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "PACELINE_TTY": "/dev/pts/1"}, io.StringIO(), True),
+        ({"PACELINE_TTY": "0"}, Terminal(), False),
+    ],
+)
+def test_who_watches_is_known_from_the_launcher(env, stream, watched):
+    assert has_terminal(env, stream) == watched

@@ -38,6 +38,11 @@ def test_later_layers_win_key_by_key():
     assert config.epochs == 2
 
 
+def test_a_wrong_rate_is_one_fault():
+    with pytest.raises(ConfigError, match=r"^optimizer.lr is -1.0, expected: greater than 0$"):
+        read_config({"optimizer": {"lr": -1.0}})
+
+
 def test_another_name_forgets_the_settings_of_the_old_one():
     config = read_config({"optimizer": {"name": "sgd", "momentum": 0.5}}, {"optimizer": "adam"})
     assert config.optimizer.settings() == {"name": "adam"}
@@ -87,6 +92,9 @@ def test_all_faults_are_reported_at_once_with_the_valid_names():
         ({"schedule": "linear"}, "schedule.name is 'linear', expected constant, step or cosine"),
         ({"optimizer": {"lr": -1}}, "optimizer.lr is -1, expected: greater than 0"),
         ({"data": 3}, "data is 3"),
+        ({"lr": 0.1}, "lr is not a setting; did you mean optimizer.lr?"),
+        ({"batch_size": 3}, "batch_size is not a setting; did you mean data.batch_size?"),
+        ({"optimizer": 3}, "optimizer is a int, expected a name, settings"),
         ({"rule": {"name": "bsp", "every": 4}}, "rule bsp has no setting every"),
         ({"seed": 2**65}, "expected: less than"),
         ({"progress": "loud"}, "progress is 'loud', expected: 'auto', 'bar', 'plain' or 'off'"),

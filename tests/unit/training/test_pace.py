@@ -7,7 +7,7 @@ from torch import nn
 
 import paceline
 from paceline.comm import SoloWorld, run_world
-from paceline.errors import ReplicaError, TrainingError, WorldError
+from paceline.errors import ConfigError, ReplicaError, TrainingError, WorldError
 
 SAMPLES = 68  # five steps of 12 and a last one of 8, the same for 1 to 4 ranks
 
@@ -394,8 +394,32 @@ def test_an_optimizer_state_that_differs_is_refused():
         with paceline.keep_pace(model, optimizer):
             pass
 
-    with pytest.raises(ReplicaError, match="optimizer's state differs on rank 1"):
+    with pytest.raises(ReplicaError, match=r"optimizers differ: rank 1 has SGD\(.*state"):
         run_world(2, program)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9),
+        lambda p: torch.optim.Adam(p, lr=0.05),
+    ],
+)
+def test_optimizers_that_differ_are_refused(other):
+    def program(world):
+        model, optimizer = build()
+        if world.rank == 1:
+            optimizer = other(model.parameters())
+        with paceline.keep_pace(model, optimizer):
+            pass
+
+    with pytest.raises(ReplicaError, match=r"rank 1 has .*, rank 0 has SGD"):
+        run_world(2, program)
+
+
+def test_a_batch_size_of_nothing_is_refused_at_once():
+    with pytest.raises(ConfigError, match="batch_size is 0"):
+        paceline.shard(data(), 0, world=SoloWorld())
 
 
 def test_time_is_split():

@@ -421,6 +421,43 @@ def test_a_loss_that_is_not_finite_names_step_rank_and_samples(tmp_path):
         fit(tmp_path, 2, train=(inputs, targets))
 
 
+def test_a_validation_loss_that_is_not_finite_is_an_error(tmp_path):
+    inputs, targets = data(30)
+    inputs[7] = np.inf
+    with pytest.raises(TrainingError, match=r"validation loss is nan on rank 0, for samples 0, 1"):
+        fit(tmp_path, 2, validation=(inputs, targets))
+
+
+def test_a_callback_may_be_any_object(tmp_path):
+    class Plain:
+        epochs = 0
+
+        def on_epoch_end(self, trainer, epoch, logs):
+            Plain.epochs += 1
+
+    fit(tmp_path, callbacks=lambda: [Plain()])
+    assert Plain.epochs == 2
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ((data()[0], np.full(SAMPLES, "cat")), "cannot be trained on"),
+        ((data()[0], data()[1].astype(float)), "needs whole numbers"),
+        (data()[0], "the data has no targets"),
+    ],
+)
+def test_targets_that_do_not_fit_the_loss_are_explained(tmp_path, arrays, message):
+    with pytest.raises(DataError, match=message):
+        fit(tmp_path, train=arrays)
+
+
+def test_a_model_that_cannot_take_its_inputs_is_told_their_shape(tmp_path):
+    with pytest.raises(RuntimeError) as caught:
+        fit(tmp_path, train=(data()[0][:, :5], data()[1]))
+    assert "inputs of shape [(32, 5)]" in caught.value.__notes__[0]
+
+
 def test_labels_out_of_range_are_named(tmp_path):
     inputs, targets = data()
     targets[17] = 9
