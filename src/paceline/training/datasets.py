@@ -8,7 +8,7 @@ from typing import Any
 from paceline.comm import World
 from paceline.data import Stream, as_source, mnist, open_data
 from paceline.errors import ConfigError, DataError
-from paceline.training.config import RunConfig
+from paceline.training.config import DataConfig, RunConfig
 from paceline.training.once import once
 
 BUILT_IN = ("digits", "mnist")
@@ -61,12 +61,11 @@ def _check_used(config: RunConfig, specs: tuple[Any, Any]) -> None:
 
 
 def _check_without_validation(config: RunConfig) -> None:
-    unread = [name for name in ("validate_every",) if name in config.model_fields_set]
-    unread += [
-        f"data.{name}"
-        for name in ("validation_batch_size",)
-        if name in config.data.model_fields_set
-    ]
+    unread = []
+    if config.validate_every != RunConfig().validate_every:
+        unread.append("validate_every")
+    if config.data.validation_batch_size != DataConfig().validation_batch_size:
+        unread.append("data.validation_batch_size")
     if unread:
         raise ConfigError(f"{', '.join(unread)}: there is no validation data; set data.validation")
     if config.stop.needs_validation:
