@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paceline.comm import World
     from paceline.errors import PacelineError
     from paceline.launch.world import init
-    from paceline.rules import BSP
+    from paceline.rules import BSP, Average
     from paceline.training.callbacks import Callback
     from paceline.training.pace import keep_pace, shard
     from paceline.training.trainer import Result, Trainer
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Average": "paceline.rules",
     "BSP": "paceline.rules",
     "Callback": "paceline.training.callbacks",
     "PacelineError": "paceline.errors",
@@ -33,6 +34,7 @@ _HOMES = {
 
 __all__ = [
     "BSP",
+    "Average",
     "Callback",
     "PacelineError",
     "Result",

@@ -6,21 +6,37 @@ import numpy as np
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.rules import BSP, RULES, make_rule
+from paceline.rules import BSP, RULES, Average, make_rule
+from paceline.rules.period import Period
 
-RULES_UNDER_TEST = [BSP()]
+RULES_UNDER_TEST = [BSP(), Average()]
 
 every_rule = pytest.mark.parametrize("rule", RULES_UNDER_TEST, ids=lambda rule: rule.name)
 
 
-def meet(rule, gradients, weights):
+def meet(rule, vectors, weights, in_place=False):
     """One exchange by hand: what the worlds do with messages, done with a sum."""
-    contributions = [np.array(gradient, dtype=np.float64) for gradient in gradients]
+    contributions = [np.array(vector, dtype=np.float64) for vector in vectors]
     for contribution, weight in zip(contributions, weights, strict=True):
-        rule.contribute(contribution, weight)
+        before = contribution.copy()
+        sent = contribution if in_place else np.full_like(contribution, np.nan)
+        rule.contribute(contribution, weight, out=sent)
+        if not in_place:
+            assert contribution.tolist() == before.tolist()
+            contribution[:] = sent
     total = np.sum(contributions, axis=0)
-    rule.merge(total, sum(weights))
-    return total
+    merged = total if in_place else np.full_like(total, np.nan)
+    rule.merge(total, sum(weights), out=merged)
+    return merged
+
+
+@every_rule
+def test_in_place_is_the_same_as_beside(rule):
+    rng = np.random.default_rng(2)
+    vectors = rng.normal(size=(3, 5))
+    for weights in ([1.0, 1.0, 1.0], [1.0, 0.5, 0.0], [0.0, 0.0, 1.0]):
+        beside, inside = (meet(rule, vectors, weights, in_place) for in_place in (False, True))
+        assert beside.tobytes() == inside.tobytes()
 
 
 def test_the_table_has_every_rule():
@@ -63,10 +79,14 @@ def test_nobody_has_samples(rule):
 @every_rule
 def test_a_quadratic_converges(rule):
     targets = np.array([[1.0, -1.0], [3.0, 5.0], [2.0, 2.0]])  # each worker pulls to its own
-    x = np.zeros(2)
+    replicas = np.zeros((3, 2))
     for _ in range(200):
-        x -= 0.1 * meet(rule, [x - target for target in targets], [1.0] * 3)
-    assert x == pytest.approx(targets.mean(axis=0), abs=1e-8)
+        gradients = replicas - targets
+        if rule.meets == "gradients":
+            replicas -= 0.1 * meet(rule, gradients, [1.0] * 3)
+        else:
+            replicas[:] = meet(rule, replicas - 0.1 * gradients, [1.0] * 3)
+    assert replicas == pytest.approx(np.tile(targets.mean(axis=0), (3, 1)), abs=1e-8)
 
 
 @every_rule
@@ -85,8 +105,15 @@ def test_a_rule_is_made_from_name_mapping_or_itself(spec):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("bps", r"rule is 'bps', expected one of: bsp\. Did you mean 'bsp'\?"),
-        ("nonsense", "expected one of: bsp"),
+        ("bps", r"rule is 'bps', expected one of: bsp, average\. Did you mean 'bsp'\?"),
+        ("nonsense", "expected one of: bsp, average"),
+        ({"name": "average", "often": 1}, "has no setting often; it takes: every, start_after"),
+        ({"name": "average", "every": 0}, "every is 0, expected epoch, a number of steps, or a"),
+        ({"name": "average", "every": "soon"}, "every is 'soon'"),
+        ({"name": "average", "every": "0s"}, "every is '0s'"),
+        ({"name": "average", "every": True}, "every is True"),
+        ({"name": "average", "start_after": -1}, "start_after is -1, expected 0 or more steps"),
+        ({"name": "average", "keep_momentum": "no"}, "keep_momentum is 'no'"),
         ({"name": "bsp", "force": 1}, "rule bsp has no setting force; it takes none"),
         ({"force": 1}, "expected a name"),
         (7, "rule is 7"),
@@ -95,3 +122,19 @@ def test_a_rule_is_made_from_name_mapping_or_itself(spec):
 def test_a_wrong_rule_is_named_with_the_valid_ones(spec, message):
     with pytest.raises(ConfigError, match=message):
         make_rule(spec)
+
+
+@pytest.mark.parametrize(
+    ("every", "steps", "seconds", "over"),
+    [
+        ("epoch", 10**6, 10**6, False),
+        (4, 3, 10**6, False),
+        (4, 4, 0.0, True),
+        ("10s", 10**6, 9.9, False),
+        ("10s", 1, 10.0, True),
+        ("1.5m", 1, 90.0, True),
+        ("1h", 1, 3599.0, False),
+    ],
+)
+def test_periods(every, steps, seconds, over):
+    assert Period.parse(every).is_over(steps, seconds) == over

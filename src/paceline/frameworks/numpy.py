@@ -76,6 +76,9 @@ class NumpyReplica:
         self._velocity += self._gradient
         self._vector -= self.learning_rate * self._velocity
 
+    def reset_optimizer(self) -> None:
+        self._velocity[:] = 0.0
+
     def scale_learning_rate(self, factor: float) -> None:
         self.learning_rate = self._base_rate * factor
 

@@ -60,6 +60,9 @@ class Replica(Protocol):
     def apply(self) -> None:
         """One optimizer step with the gradients held."""
 
+    def reset_optimizer(self) -> None:
+        """Forget the optimizer's state (momenta), not its settings."""
+
     def scale_learning_rate(self, factor: float) -> None:
         """Use `factor` times the rates the optimizer was made with."""
 

@@ -61,6 +61,9 @@ class TorchReplica(TorchVectors):
             sums = {"loss": loss.item() * batch.samples, "samples": float(batch.samples)}
             return sums | self._loss.count_correct(outputs, targets)
 
+    def reset_optimizer(self) -> None:
+        self.optimizer.state.clear()
+
     def describe_optimizer(self) -> str:
         return describe_optimizer(self.optimizer)
 

@@ -27,21 +27,34 @@ class TorchLoop(TorchVectors):
                     "they would drift apart on the ranks. Put all that is trained into one module"
                 )
 
-    def before_step(self, exchange: Callable[[], None]) -> Callable[[], None]:
-        """Call `exchange` whenever the user calls `optimizer.step()`; returns how to end that."""
+    def around_step(
+        self, before: Callable[[], None], after: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call these whenever the user calls `optimizer.step()`; returns how to end that."""
 
-        def hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if self._in_step_of_ours:
-                return
+        def pre_hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is itself
             if closure is not None:
                 raise TrainingError(
                     "optimizer.step(closure) computes gradients after the exchange; call "
                     "loss.backward() before optimizer.step() instead"
                 )
-            exchange()
+            if not self._in_step_of_ours:
+                before()
 
-        end: Callable[[], None] = self.optimizer.register_step_pre_hook(hook).remove
+        def post_hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._in_step_of_ours:
+                after()
+
+        handles = (
+            self.optimizer.register_step_pre_hook(pre_hook),
+            self.optimizer.register_step_post_hook(post_hook),
+        )
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+
         return end
 
     def apply(self) -> None:
@@ -51,6 +64,9 @@ class TorchLoop(TorchVectors):
             self.optimizer.step()
         finally:
             self._in_step_of_ours = False
+
+    def reset_optimizer(self) -> None:
+        self.optimizer.state.clear()
 
     def describe_optimizer(self) -> str:
         return describe_optimizer(self.optimizer)

@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ConfigError
+from paceline.rules.averaging import Average
 from paceline.rules.bsp import BSP
 
-Rule = BSP
+Rule = BSP | Average
 """The type of all rules."""
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (BSP,)}
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (BSP, Average)}
 
-__all__ = ["BSP", "RULES", "Rule", "make_rule"]
+__all__ = ["BSP", "RULES", "Average", "Rule", "make_rule"]
 
 
 def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.rules.mean import take_mean, weigh
 from paceline.vectors import Vector
 
 
@@ -18,22 +19,21 @@ class BSP:
 
     >>> import numpy as np
     >>> rule, a, b = BSP(), np.array([4.0]), np.array([1.0])
-    >>> rule.contribute(a, 1.0), rule.contribute(b, 0.5)  # b stands for half as many samples
-    (None, None)
+    >>> rule.contribute(a, 1.0, out=a)
+    >>> rule.contribute(b, 0.5, out=b)  # b stands for half as many samples
     >>> total = a + b
-    >>> rule.merge(total, 1.5)
+    >>> rule.merge(total, 1.5, out=total)
     >>> total
     array([3.])
     """
 
     name: ClassVar[str] = "bsp"
+    meets: ClassVar[str] = "gradients"
 
-    def contribute(self, gradient: Vector, weight: float) -> None:
-        """Weigh this worker's gradient, in place; a full batch weighs 1 and costs nothing."""
-        if weight != 1.0:
-            gradient *= weight
+    def contribute(self, gradient: Vector, weight: float, out: Vector) -> None:
+        """Write what this worker gives to the sum; a full batch weighs 1."""
+        weigh(gradient, weight, out)
 
-    def merge(self, total: Vector, weight: float) -> None:
-        """Turn the sum of all contributions into their mean, in place."""
-        if weight not in (0.0, 1.0):
-            total *= 1.0 / weight
+    def merge(self, total: Vector, weight: float, out: Vector) -> None:
+        """Turn the sum of all contributions, and of their weights, into the common gradient."""
+        take_mean(total, weight, out)

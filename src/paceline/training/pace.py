@@ -16,7 +16,7 @@ from paceline.launch.world import init, together
 from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.rules import Rule, make_rule
-from paceline.training.exchange import GradientExchange
+from paceline.training.exchange import Part, make_exchange
 from paceline.training.start import average_buffers, check_equal, start_equal
 
 
@@ -42,6 +42,7 @@ class _Served:
 
 
 _served: contextvars.ContextVar[_Served | None] = contextvars.ContextVar("served", default=None)
+_active: contextvars.ContextVar[tuple[Pace, ...]] = contextvars.ContextVar("active", default=())
 _paces: contextvars.ContextVar[int] = contextvars.ContextVar("paces", default=0)
 
 
@@ -52,10 +53,11 @@ class Pace:
         self.world = world
         self._loop, self._clip_norm = loop, clip_norm
         _paces.set(_paces.get() + 1)
-        self._exchange = GradientExchange(world, loop, rule, number=_paces.get())
+        self._exchange = make_exchange(world, loop, rule, number=_paces.get())
         self._watch = Stopwatch()
         self._seen = (0, 0)
-        self._weight = (1.0, 1)
+        self._usual = Part(1, 1.0, more=True)
+        self._by: object = None
         self._given: float | None = None
         start_equal(world, loop)
 
@@ -63,24 +65,36 @@ class Pace:
         """Say what the next step's gradient stands for, if not samples: tokens, for example."""
         self._given = weight
 
-    def step(self) -> None:
-        """Exchange the gradients of this rank's step; the optimizer then uses the average."""
-        samples, nominal = self._take_weight()
+    def before_step(self) -> None:
+        """Exchange what the rule exchanges before the optimizer moves the weights."""
+        self._part = self._make_part()
         self._watch.lap("compute")
-        self._exchange.meet(samples, nominal, more=True, stop=False, watch=self._watch)
+        self._exchange.before_step(self._part, self._watch)
         if self._clip_norm is not None:
             self._loop.clip(self._clip_norm)
+
+    def after_step(self) -> None:
+        """Exchange what the rule exchanges after the optimizer has moved the weights."""
+        self._watch.lap("compute")
+        self._exchange.after_step(self._part, self._watch)
+
+    def end_epoch(self, by: object) -> None:
+        """A shard is through; if this loop trains on it, that is the end of its epoch."""
+        if by is self._by:
+            self._exchange.end_epoch(self._watch)
 
     def leave(self) -> None:
         """Take part, without samples, in the steps of the ranks that still have some."""
         while self.world.size > 1:
             self._loop.clear_gradients()
-            meeting = self._exchange.meet(0, 1, more=False, stop=False, watch=self._watch)
-            if not meeting.more:
+            meeting = self._exchange.before_step(Part(), self._watch)
+            if meeting is not None and meeting.more:
+                if self._clip_norm is not None:
+                    self._loop.clip(self._clip_norm)
+                self._loop.apply()
+            meeting = self._exchange.after_step(Part(), self._watch) or meeting
+            if meeting is not None and not meeting.more:
                 break
-            if self._clip_norm is not None:
-                self._loop.clip(self._clip_norm)
-            self._loop.apply()
         average_buffers(self.world, self._loop)
 
     def check(self) -> None:
@@ -91,19 +105,19 @@ class Pace:
         """Where this rank's time went since the last call; the user's own work is compute."""
         return self._watch.take()
 
-    def _take_weight(self) -> tuple[float, int]:
-        """What this step weighs, and what a full batch does."""
+    def _make_part(self) -> Part:
+        """What this rank brings to the step that begins."""
         if self._given is not None:
             given, self._given = self._given, None
-            return given, 1
+            return Part(given, given, more=True)
         served = _served.get()
         if served is not None:
             turn, seen = self._seen
             new = served.samples - (seen if turn == served.turn else 0)
-            self._seen = (served.turn, served.samples)
+            self._seen, self._by = (served.turn, served.samples), served.by
             if new:  # else another step on the same batch
-                self._weight = (float(new), served.batch_size)
-        return self._weight
+                self._usual = Part(new, new / served.batch_size, more=True)
+        return self._usual
 
 
 @contextmanager
@@ -117,9 +131,9 @@ def keep_pace(
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
 
-    On entry all ranks take over rank 0's parameters and buffers. Each `optimizer.step()` first
-    exchanges gradients by the rule, weighted by the samples that `shard` handed out (equally
-    without it, or as `pace.weigh` says), and clips the average to `clip_norm`. Ranks whose loops
+    On entry all ranks take over rank 0's parameters and buffers. Each `optimizer.step()` exchanges
+    gradients or weights by the rule, weighted by the samples that `shard` handed out (equally
+    without it, or as `pace.weigh` says), and clips gradients to `clip_norm`. Ranks whose loops
     end sooner wait in the block's end and take part without samples until all have come; so uneven
     loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
     every rank.
@@ -128,12 +142,15 @@ def keep_pace(
     limit_threads(fair_threads(world))
     loop = make_loop(model, optimizer)
     pace = Pace(world, loop, make_rule(rule), clip_norm)
-    end = loop.before_step(pace.step)
+    end = loop.around_step(pace.before_step, pace.after_step)
+    others = _active.get()
+    _active.set((*others, pace))
     try:
         with together(world):
             yield pace
             pace.leave()
     finally:
+        _active.set(others)
         end()
         loop.release()
 
@@ -183,6 +200,8 @@ class Batches:
             served.add(self, batch.samples, self._batch_size)
             content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
             yield map_leaves(self._to, content) if self._to else content
+        for pace in _active.get():
+            pace.end_epoch(self)
 
 
 def shard(data: Any, batch_size: int, **options: Any) -> Batches:

@@ -40,7 +40,7 @@ from paceline.training.callbacks import Callback, Logs
 from paceline.training.clock import Clock
 from paceline.training.config import OptimizerConfig, RunConfig, read_config
 from paceline.training.datasets import open_datasets
-from paceline.training.exchange import GradientExchange
+from paceline.training.exchange import make_exchange
 from paceline.training.once import once
 from paceline.training.rundir import make_run_dir, summarise, write_json
 from paceline.training.start import average_buffers, start_equal
@@ -111,7 +111,7 @@ class Trainer:
         if not isinstance(train, Stream):
             self.clock.samples_per_epoch = len(train)
         self.replica = self._build_replica()
-        exchange = GradientExchange(world, self.replica, config.rule)
+        exchange = make_exchange(world, self.replica, config.rule)
         start_equal(world, self.replica)
         self.run_dir = once(world, lambda: make_run_dir(config))
         began = time.perf_counter()

@@ -17,7 +17,7 @@ from paceline.frameworks import Replica
 from paceline.observe import EventLog, Stopwatch
 from paceline.training.clock import Clock
 from paceline.training.config import RunConfig
-from paceline.training.exchange import GradientExchange, Meeting
+from paceline.training.exchange import Exchange, Meeting, Part
 
 StepHook = Callable[[float | None, int], None]
 """Called after a step with this rank's loss (None: it had no samples) and the world's samples."""
@@ -29,7 +29,7 @@ class Worker:
 
     world: World
     replica: Replica
-    exchange: GradientExchange
+    exchange: Exchange
     config: RunConfig
     clock: Clock
     watch: Stopwatch
@@ -37,6 +37,8 @@ class Worker:
     stop_asked: bool = False
     """Set it on any rank; all ranks stop after the step that follows."""
     stopped: bool = False
+    _supposed: int = 0
+    _bytes_recorded: int = 0
 
     def train_epoch(self, source: Any, before: Callable[[], None], after: StepHook) -> float:
         """One epoch of the world; the mean training loss over all its samples."""
@@ -51,17 +53,32 @@ class Worker:
             loss, meeting = self._step(batch, more=following is not None)
             if batch is not None and loss is not None:
                 loss_sum += loss * batch.samples
-            self.clock.advance(meeting.samples)
-            after(loss, meeting.samples)
+            samples = self._count(batch, meeting)
+            after(loss, samples)
             began = self._record(began, loss, batch)
-            self.stopped = meeting.stop
-            if meeting.stop or not meeting.more:
+            if meeting is not None and (meeting.stop or not meeting.more):
+                self.stopped = meeting.stop
                 break
             batch = following
         totals = np.array([loss_sum])
         self.world.all_reduce(totals)
         self.watch.lap("communication")
         return float(totals[0] / self.clock.samples_in_epoch)
+
+    def _count(self, batch: Batch | None, meeting: Meeting | None) -> int:
+        """Advance the clock by what the world took in this step.
+
+        Between two meetings nobody knows, and all ranks are taken to be as quick as this one; the
+        next meeting tells, and puts it right.
+        """
+        if meeting is None:
+            samples = (batch.samples if batch is not None else 0) * self.world.size
+            self._supposed += samples
+        else:
+            samples = meeting.samples - self._supposed
+            self._supposed = 0
+        self.clock.advance(samples)
+        return samples
 
     def _record(self, began: float, loss: float | None, batch: Batch | None) -> float:
         """Write the step's event; the time at which the next one begins."""
@@ -74,8 +91,9 @@ class Worker:
                 seconds=now - began,
                 loss=loss,
                 samples=batch.samples if batch is not None else 0,
-                bytes=self.exchange.bytes_per_step,
+                bytes=self.exchange.bytes_sent - self._bytes_recorded,
             )
+            self._bytes_recorded = self.exchange.bytes_sent
         return now
 
     def _batches(self, source: Any) -> Iterator[Batch]:
@@ -90,23 +108,21 @@ class Worker:
             prefetch=data.prefetch,
         )
 
-    def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, Meeting]:
+    def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, Meeting | None]:
         config = self.config
         if config.schedule.moves:
             factor = config.schedule.factor(self.clock.epochs, config.epochs)
             self.replica.scale_learning_rate(factor)
         loss = self._gradients(batch)
-        meeting = self.exchange.meet(
-            samples=batch.samples if batch is not None else 0,
-            nominal=config.data.batch_size * config.accumulate,
-            more=more,
-            stop=self.stop_asked,
-            watch=self.watch,
-        )
-        if config.clip_norm is not None:
-            self.replica.clip(config.clip_norm)
-        self.replica.apply()
-        return loss, meeting
+        samples = batch.samples if batch is not None else 0
+        weight = samples / (config.data.batch_size * config.accumulate)
+        part = Part(samples, weight, more, self.stop_asked)
+        meeting = self.exchange.before_step(part, self.watch)
+        if batch is not None or meeting is not None:
+            if config.clip_norm is not None:
+                self.replica.clip(config.clip_norm)
+            self.replica.apply()
+        return loss, self.exchange.after_step(part, self.watch) or meeting
 
     def _parts_of(self, batch: Batch) -> int:
         """In how many parts to compute: none larger than a batch, none of a single sample."""

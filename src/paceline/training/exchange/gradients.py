@@ -1,0 +1,48 @@
+"""The exchange of rules that average gradients: before every step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.comm import World
+from paceline.observe import Stopwatch
+from paceline.rules import Rule
+from paceline.training.exchange.message import Meeting, Message, Part
+
+
+class GradientExchange:
+    """Averages the gradients of all replicas by the rule.
+
+    The gradients lie in the message itself. Alone, nothing is copied and nothing is sent.
+    """
+
+    def __init__(self, world: World, replica: Any, rule: Rule, number: int = 0) -> None:
+        self._replica, self._rule = replica, rule
+        self._message: Message | None = None
+        if world.size > 1:
+            self._message = Message(world, replica.layout, number)
+            replica.rehome(replica.layout.empty_vector(), self._message.vector)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._message.bytes_sent if self._message else 0
+
+    def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+        """Average the gradients that the replicas hold."""
+        if self._message is None:
+            return Meeting(int(part.samples), part.weight, part.more, part.stop)
+        gradient, present = self._replica.collect_gradients()
+        self._rule.contribute(gradient, part.weight, out=gradient)
+        self._message.present[:] = present
+        meeting = self._message.travel(part, watch)
+        self._rule.merge(gradient, meeting.weight, out=gradient)
+        watch.lap("communication")
+        self._replica.accept_gradients(self._message.present)
+        return meeting
+
+    def after_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+        """All is done before the step."""
+        return None
+
+    def end_epoch(self, watch: Stopwatch) -> None:
+        """Nothing is left to do."""
