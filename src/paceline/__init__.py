@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paceline.comm import World
     from paceline.errors import PacelineError
     from paceline.launch.world import init
-    from paceline.rules import BSP, Average
+    from paceline.rules import BSP, Average, DiLoCo
     from paceline.training.callbacks import Callback
     from paceline.training.pace import keep_pace, shard
     from paceline.training.trainer import Result, Trainer
@@ -23,6 +23,7 @@ _HOMES = {
     "Average": "paceline.rules",
     "BSP": "paceline.rules",
     "Callback": "paceline.training.callbacks",
+    "DiLoCo": "paceline.rules",
     "PacelineError": "paceline.errors",
     "Result": "paceline.training.trainer",
     "Trainer": "paceline.training.trainer",
@@ -36,6 +37,7 @@ __all__ = [
     "BSP",
     "Average",
     "Callback",
+    "DiLoCo",
     "PacelineError",
     "Result",
     "Trainer",

@@ -10,20 +10,22 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.rules.averaging import Average
 from paceline.rules.bsp import BSP
+from paceline.rules.diloco import DiLoCo
+from paceline.rules.weights import State, WeightRule
 
-Rule = BSP | Average
+Rule = BSP | Average | DiLoCo
 """The type of all rules."""
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (BSP, Average)}
+RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (BSP, Average, DiLoCo)}
 
-__all__ = ["BSP", "RULES", "Average", "Rule", "make_rule"]
+__all__ = ["BSP", "RULES", "Average", "DiLoCo", "Rule", "State", "WeightRule", "make_rule"]
 
 
 def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:
     """A rule from its name, from `{"name": ..., setting: value, ...}`, or as it is.
 
-    >>> make_rule("bsp")
-    BSP()
+    >>> make_rule({"name": "bsp", "what": "weights", "every": 4})
+    BSP(what='weights', every=4)
     """
     if isinstance(spec, Rule):
         return spec

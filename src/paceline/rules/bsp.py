@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.errors import ConfigError
+from paceline.rules.averaging import Average
 from paceline.rules.mean import take_mean, weigh
+from paceline.rules.settings import check_choice, check_whole
 from paceline.vectors import Vector
 
 
@@ -15,7 +18,8 @@ class BSP:
 
     With n_i the samples behind worker i's gradient g_i:  g <- sum(n_i g_i) / sum(n_i),
     which is the gradient of the mean loss over all samples of the step, however unevenly they were
-    dealt. Valiant 1990, doi:10.1145/79173.79181.
+    dealt. Valiant 1990, doi:10.1145/79173.79181. With `what: weights` each worker takes its own
+    step first (with its own momentum) and the weights are averaged, every `every` steps.
 
     >>> import numpy as np
     >>> rule, a, b = BSP(), np.array([4.0]), np.array([1.0])
@@ -29,6 +33,23 @@ class BSP:
 
     name: ClassVar[str] = "bsp"
     meets: ClassVar[str] = "gradients"
+
+    what: str = "gradients"
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("what", self.what, ("gradients", "weights"))
+        check_whole("every", self.every, least=1)
+        if self.what == "gradients" and self.every != 1:
+            raise ConfigError(
+                f"rule.every is {self.every} and rule.what gradients, which are averaged in every "
+                "step; set rule.what=weights, or accumulate for larger batches"
+            )
+
+    @property
+    def carried_out_as(self) -> BSP | Average:
+        """Averaging weights is what `average` does."""
+        return Average(every=self.every) if self.what == "weights" else self
 
     def contribute(self, gradient: Vector, weight: float, out: Vector) -> None:
         """Write what this worker gives to the sum; a full batch weighs 1."""

@@ -16,7 +16,7 @@ from paceline.launch.world import init, together
 from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.rules import Rule, make_rule
-from paceline.training.exchange import Part, make_exchange
+from paceline.training.exchange import Part, make_exchange, show_centre
 from paceline.training.start import average_buffers, check_equal, start_equal
 
 
@@ -53,13 +53,13 @@ class Pace:
         self.world = world
         self._loop, self._clip_norm = loop, clip_norm
         _paces.set(_paces.get() + 1)
+        start_equal(world, loop)
         self._exchange = make_exchange(world, loop, rule, number=_paces.get())
         self._watch = Stopwatch()
         self._seen = (0, 0)
         self._usual = Part(1, 1.0, more=True)
         self._by: object = None
         self._given: float | None = None
-        start_equal(world, loop)
 
     def weigh(self, weight: float) -> None:
         """Say what the next step's gradient stands for, if not samples: tokens, for example."""
@@ -95,6 +95,7 @@ class Pace:
             meeting = self._exchange.after_step(Part(), self._watch) or meeting
             if meeting is not None and not meeting.more:
                 break
+        show_centre(self._loop, self._exchange)
         average_buffers(self.world, self._loop)
 
     def check(self) -> None:

@@ -40,7 +40,7 @@ from paceline.training.callbacks import Callback, Logs
 from paceline.training.clock import Clock
 from paceline.training.config import OptimizerConfig, RunConfig, read_config
 from paceline.training.datasets import open_datasets
-from paceline.training.exchange import make_exchange
+from paceline.training.exchange import at_centre, make_exchange, show_centre
 from paceline.training.once import once
 from paceline.training.rundir import make_run_dir, summarise, write_json
 from paceline.training.start import average_buffers, start_equal
@@ -111,8 +111,8 @@ class Trainer:
         if not isinstance(train, Stream):
             self.clock.samples_per_epoch = len(train)
         self.replica = self._build_replica()
-        exchange = make_exchange(world, self.replica, config.rule)
         start_equal(world, self.replica)
+        self._exchange = exchange = make_exchange(world, self.replica, config.rule)
         self.run_dir = once(world, lambda: make_run_dir(config))
         began = time.perf_counter()
         with ExitStack() as stack:
@@ -124,6 +124,7 @@ class Trainer:
             )
             self._progress.begin(config.epochs, self.clock.samples_per_epoch, self._describe(train))
             stopped = self._run_epochs(train, validation, events)
+        show_centre(self.replica, exchange)
         self.replica.release()
         seconds = time.perf_counter() - began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
@@ -240,7 +241,8 @@ class Trainer:
         if validation is None:
             return {}
         size = self.config.data.validation_batch_size
-        logs = validate(self.world, self.replica, validation, size, self._working().watch)
+        with at_centre(self.replica, self._exchange):
+            logs = validate(self.world, self.replica, validation, size, self._working().watch)
         if logs["val_accuracy"] is None and "val_accuracy" in (self.config.stop.target or ""):
             raise ConfigError(
                 f"stop.target is {self.config.stop.target!r}, but this loss has no accuracy; "

@@ -11,7 +11,7 @@ import paceline
 from paceline.data import digits
 from paceline.observe import read_events
 
-run_dir, batch_size = sys.argv[1], int(sys.argv[2])
+run_dir, batch_size, rule = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
 world = paceline.init()
 
 
@@ -33,6 +33,7 @@ result = paceline.Trainer(
     source,
     digits.load("validation"),
     epochs=1,
+    rule=rule,
     data={"batch_size": batch_size},
     run_dir=run_dir,
     callbacks=[StopAt()],

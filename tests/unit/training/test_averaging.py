@@ -6,49 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from training_of_a_line import BATCH, SAMPLES, build, data, fit, own_loop, weights
 
 import paceline
-from paceline.comm import SoloWorld, run_world
+from paceline.comm import run_world
 from paceline.data import epoch_order, plan_steps
 from paceline.observe import read_events
 from paceline.training.trainer import Trainer
-
-SAMPLES, BATCH = 92, 6
-
-
-def data():
-    rng = np.random.default_rng(0)
-    inputs = rng.normal(size=(SAMPLES, 3)).astype(np.float32)
-    return inputs, (inputs @ np.array([[1.0], [-2.0], [0.5]], np.float32))
-
-
-def build():
-    model = nn.Linear(3, 1)
-    rng = np.random.default_rng(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.from_numpy(rng.normal(size=parameter.shape)))
-    return model
-
-
-def weights(model):
-    return torch.cat([p.detach().ravel() for p in model.parameters()]).numpy().copy()
-
-
-def fit(tmp_path, ranks, rule, epochs=2, momentum=0.9, **settings):
-    folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-
-    def program(world):
-        return Trainer(
-            build, data(), world=world, rule=rule, epochs=epochs, loss="mse", progress="off",
-            optimizer={"lr": 0.02, "momentum": momentum}, data={"batch_size": BATCH},
-            run_dir=str(folder), **settings,
-        ).fit()  # fmt: skip
-
-    results = run_world(ranks, program) if ranks > 1 else [program(SoloWorld())]
-    for result in results:
-        assert weights(result.model).tobytes() == weights(results[0].model).tobytes()
-    return results[0]
 
 
 def reference(ranks, meets, epochs=2, momentum=0.9, forget=False):
@@ -110,6 +74,14 @@ def test_how_often_changes_the_course_and_the_bytes(tmp_path):
     seldom = fit(tmp_path, 2, {"name": "average", "every": 4})
     assert weights(often.model).tolist() != weights(seldom.model).tolist()
     assert bytes_sent(often) == 4 * bytes_sent(seldom) > 0
+
+
+def test_bsp_of_weights_is_averaging_every_few_steps(tmp_path):
+    for every in (1, 3):
+        bsp = fit(tmp_path, 3, {"name": "bsp", "what": "weights", "every": every})
+        expected = reference(3, lambda step, every=every: step % every == 0)
+        assert weights(bsp.model) == pytest.approx(expected, abs=1e-6)
+        assert bsp.summary["rule"] == "bsp"
 
 
 def test_every_step_without_momentum_is_bsp(tmp_path):
@@ -190,24 +162,6 @@ def test_a_rank_that_asks_to_stop_stops_all_at_the_next_meeting(tmp_path):
     result = fit(tmp_path, 2, {"name": "average", "every": 4}, callbacks=[Stop()], epochs=9)
     assert len(result.history) == 1
     assert result.history[0].samples == 4 * 2 * BATCH
-
-
-def own_loop(rule, ranks, epochs=2):
-    def program(world):
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-        batches = paceline.shard(data(), BATCH, to=torch.from_numpy)
-        with paceline.keep_pace(model, optimizer, rule=rule):
-            for _ in range(epochs):
-                for x, y in batches:
-                    optimizer.zero_grad()
-                    nn.functional.mse_loss(model(x), y).backward()
-                    optimizer.step()
-        return weights(model)
-
-    results = run_world(ranks, program)
-    assert len({result.tobytes() for result in results}) == 1
-    return results[0]
 
 
 def test_a_users_loop_averages_once_an_epoch():

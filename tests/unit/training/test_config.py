@@ -95,7 +95,7 @@ def test_all_faults_are_reported_at_once_with_the_valid_names():
         ({"lr": 0.1}, "lr is not a setting; did you mean optimizer.lr?"),
         ({"batch_size": 3}, "batch_size is not a setting; did you mean data.batch_size?"),
         ({"optimizer": 3}, "optimizer is a int, expected a name, settings"),
-        ({"rule": {"name": "bsp", "every": 4}}, "rule bsp has no setting every"),
+        ({"rule": {"name": "bsp", "force": 4}}, "rule bsp has no setting force"),
         ({"seed": 2**65}, "expected: less than"),
         ({"progress": "loud"}, "progress is 'loud', expected: 'auto', 'bar', 'plain' or 'off'"),
     ],

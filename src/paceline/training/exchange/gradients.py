@@ -6,22 +6,25 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.observe import Stopwatch
-from paceline.rules import Rule
+from paceline.rules import BSP
 from paceline.training.exchange.message import Meeting, Message, Part
+from paceline.vectors import Vector
 
 
 class GradientExchange:
     """Averages the gradients of all replicas by the rule.
 
-    The gradients lie in the message itself. Alone, nothing is copied and nothing is sent.
+    The gradients lie in the message itself; its flags say which parameters got one. Alone, nothing
+    is copied and nothing is sent.
     """
 
-    def __init__(self, world: World, replica: Any, rule: Rule, number: int = 0) -> None:
+    def __init__(self, world: World, replica: Any, rule: BSP, number: int = 0) -> None:
         self._replica, self._rule = replica, rule
         self._message: Message | None = None
         if world.size > 1:
-            self._message = Message(world, replica.layout, number)
-            replica.rehome(replica.layout.empty_vector(), self._message.vector)
+            weights = replica.layout.empty_vector()
+            self._message = Message(world, weights, len(replica.layout.entries), number)
+            replica.rehome(weights, self._message.vector)
 
     @property
     def bytes_sent(self) -> int:
@@ -33,11 +36,11 @@ class GradientExchange:
             return Meeting(int(part.samples), part.weight, part.more, part.stop)
         gradient, present = self._replica.collect_gradients()
         self._rule.contribute(gradient, part.weight, out=gradient)
-        self._message.present[:] = present
+        self._message.flags[:] = present
         meeting = self._message.travel(part, watch)
         self._rule.merge(gradient, meeting.weight, out=gradient)
         watch.lap("communication")
-        self._replica.accept_gradients(self._message.present)
+        self._replica.accept_gradients(self._message.flags)
         return meeting
 
     def after_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
@@ -46,3 +49,7 @@ class GradientExchange:
 
     def end_epoch(self, watch: Stopwatch) -> None:
         """Nothing is left to do."""
+
+    def centre(self) -> Vector | None:
+        """The replicas are always equal."""
+        return None

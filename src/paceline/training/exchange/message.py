@@ -1,4 +1,4 @@
-"""One message per meeting: a vector, and a short tail with all that the ranks must agree on."""
+"""One message per meeting: a vector, and before it all that the ranks must agree on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 from paceline.comm import World
 from paceline.errors import WorldError
 from paceline.observe import Stopwatch
-from paceline.vectors import Layout, Vector, aligned_zeros
+from paceline.vectors import ALIGNMENT_BYTES, Vector, aligned_zeros
 
 _WEIGHT, _HIGH, _LOW, _MORE, _STOP, _NUMBER, _FIELDS = range(7)
 _SPLIT = 4096  # a float32 counts to 16 million; two of them count all samples of an epoch
@@ -40,33 +40,40 @@ class Meeting(NamedTuple):
 
 
 class Message:
-    """Memory for the vector and its tail, and the way it goes.
+    """Memory for a vector and its head, and the way it goes.
 
-    The tail has weight, samples, whether there are more batches, whether to stop, the number of the
-    exchange, and for each parameter whether it got a gradient. So a meeting costs one all-reduce,
-    and every rank leaves it knowing the same. A barrier before it tells waiting for slower ranks
-    from communication.
+    The head has weight, samples, whether there are more batches, whether to stop, the number of the
+    exchange, and as many flags as were asked for. So a meeting costs one all-reduce, and every rank
+    leaves it knowing the same. A barrier before it tells waiting for slower ranks from
+    communication.
     """
 
-    def __init__(self, world: World, layout: Layout, number: int) -> None:
-        """`number` tells exchanges of one program apart: the second model's, the third's."""
+    def __init__(self, world: World, vector: Vector, flags: int = 0, number: int = 0) -> None:
+        """For vectors of this size and type.
+
+        `number` tells exchanges of one program apart: the second model's, the third's.
+        """
         self._world, self._number = world, number
-        self._all = aligned_zeros(layout.size + _FIELDS + len(layout.entries), layout.dtype)
-        self.vector: Vector = self._all[: layout.size]
-        self._tail = self._all[layout.size : layout.size + _FIELDS]
-        self.present: Vector = self._all[layout.size + _FIELDS :]
+        line = ALIGNMENT_BYTES // vector.dtype.itemsize
+        head = -(-(_FIELDS + flags) // line) * line  # the vector starts on a cache line
+        self._all = aligned_zeros(head + vector.size, vector.dtype)
+        self._fields = self._all[:_FIELDS]
+        self.flags: Vector = self._all[_FIELDS : _FIELDS + flags]
+        self.vector: Vector = self._all[head:]
         self.bytes_sent = 0
 
-    def travel(self, part: Part, watch: Stopwatch) -> Meeting:
-        """Sum the vector (and `present`) over all ranks, in place."""
+    def travel(self, part: Part, watch: Stopwatch, size: int | None = None) -> Meeting:
+        """Sum flags and vector (or its first `size` elements) over all ranks, in place."""
         high, low = divmod(part.samples, _SPLIT)
-        self._tail[:] = part.weight, high, low, part.more, part.stop, self._number
+        self._fields[:] = part.weight, high, low, part.more, part.stop, self._number
+        unused = 0 if size is None else self.vector.size - size
+        sent = self._all[: self._all.size - unused]
         watch.lap("compute")
         self._world.barrier()
         watch.lap("wait")
-        self._world.all_reduce(self._all)
-        self.bytes_sent += self._all.nbytes
-        weight, high, low, more, stop, number = self._tail.tolist()
+        self._world.all_reduce(sent)
+        self.bytes_sent += sent.nbytes
+        weight, high, low, more, stop, number = self._fields.tolist()
         if number != self._number * self._world.size:
             raise WorldError(
                 "the ranks meet in different keep_pace blocks; let every rank take the same steps "

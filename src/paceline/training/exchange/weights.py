@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from time import monotonic
 from typing import Any
 
 from paceline.comm import World
 from paceline.observe import Stopwatch
-from paceline.rules import Average
+from paceline.rules import BSP, WeightRule
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Message, Part
+from paceline.vectors import Vector
 
 
 class WeightExchange:
-    """Averages the weights of all replicas when the rule's period is over.
+    """Brings the weights of all replicas together when the rule's period is over.
 
     A rank that has no further batch in the epoch meets at once, and again until no rank has one: so
-    ranks may take different numbers of steps, and all leave the epoch with the same weights.
+    ranks may take different numbers of steps, and all end the epoch together. The rule's state is
+    made of the weights that the replicas start with in common.
     """
 
-    def __init__(self, world: World, replica: Any, rule: Average, number: int = 0) -> None:
-        self._world, self._replica, self._rule = world, replica, rule
-        self._message = Message(world, replica.layout, number) if world.size > 1 else None
-        self._gradients = GradientExchange(world, replica, rule, number)
-        self._steps_taken = 0
+    def __init__(self, world: World, replica: Any, rule: WeightRule, number: int = 0) -> None:
+        self._replica, self._rule, self._alone = replica, rule, world.size == 1
+        self._gradients = GradientExchange(world, replica, BSP(), number)
+        weights = replica.parameters()
+        self._slices = _cut(weights.size, rule.fragments)
+        largest = max(self._slices, key=lambda piece: piece.stop - piece.start)
+        self._message = Message(world, weights[largest], number=number)
+        self._state = rule.begin(weights)
+        self._steps_taken = self._meetings = 0
         self._begin_period()
 
     @property
     def bytes_sent(self) -> int:
-        return self._gradients.bytes_sent + (self._message.bytes_sent if self._message else 0)
+        return self._gradients.bytes_sent + self._message.bytes_sent
 
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """Average gradients while that phase lasts."""
@@ -55,23 +62,38 @@ class WeightExchange:
         if self._steps_taken >= self._rule.start_after:
             self._meet(more=True, stop=False, watch=watch)
 
+    def centre(self) -> Vector | None:
+        """The rule's centre, where it has one."""
+        return self._rule.centre(self._state)
+
     def _meet(self, more: bool, stop: bool, watch: Stopwatch) -> Meeting:
         part = Part(self._samples, self._weight, more, stop)
-        if self._message is None:
-            meeting = Meeting(int(part.samples), part.weight, more, stop)
+        piece = self._slices[self._meetings % len(self._slices)]
+        weights = self._replica.parameters()[piece]
+        state = {name: vector[piece] for name, vector in self._state.items()}
+        sent = self._message.vector[: weights.size]
+        if self._alone:  # a weight of 1 keeps every bit
+            meeting = Meeting(int(part.samples), 1.0, more, stop)
+            self._rule.contribute(weights, state, 1.0, out=sent)
         else:
-            replica = self._replica.parameters()
-            self._rule.contribute(replica, part.weight, out=self._message.vector)
-            meeting = self._message.travel(part, watch)
-            if meeting.weight:
-                self._rule.merge(self._message.vector, meeting.weight, out=replica)
-                self._replica.accept_parameters()
-            watch.lap("communication")
+            self._rule.contribute(weights, state, part.weight, out=sent)
+            meeting = self._message.travel(part, watch, sent.size)
+        if meeting.weight:
+            self._rule.merge(sent, meeting.weight, weights, state)
+            self._replica.accept_parameters()
         if not self._rule.keep_momentum:
             self._replica.reset_optimizer()
+        watch.lap("communication")
+        self._meetings += 1
         self._begin_period()
         return meeting
 
     def _begin_period(self) -> None:
         self._steps, self._samples, self._weight = 0, 0.0, 0.0
         self._began = monotonic()
+
+
+def _cut(size: int, pieces: int) -> list[slice]:
+    """Contiguous, nearly equal pieces of a vector."""
+    edges = [size * piece // pieces for piece in range(pieces + 1)]
+    return [slice(first, last) for first, last in pairwise(edges)]

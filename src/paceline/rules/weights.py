@@ -1,0 +1,45 @@
+"""What rules that exchange weights have in common."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from paceline.rules.period import Period
+from paceline.vectors import Vector
+
+State = dict[str, Vector]
+"""Vectors that a rule keeps from meeting to meeting, the same on every worker."""
+
+
+class WeightRule:
+    """Workers train alone and meet when the period is over, and at the end of every epoch."""
+
+    meets: ClassVar[str] = "weights"
+    every: int | str
+    """`epoch`, a number of steps, or a time as "10s"."""
+    start_after: int = 0
+    """Steps at first in which gradients are averaged instead, as in bsp."""
+    keep_momentum: bool = True
+    """Whether a worker's optimizer keeps its state over a meeting."""
+    fragments: int = 1
+    """Parts of the vector, of which each meeting exchanges the next."""
+
+    @property
+    def period(self) -> Period:
+        return Period.parse(self.every)
+
+    def begin(self, replica: Vector) -> State:
+        """The state before the first meeting, from the weights that all workers start with."""
+        return {}
+
+    def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:
+        """Write what this worker gives to the sum."""
+        raise NotImplementedError
+
+    def merge(self, total: Vector, weight: float, replica: Vector, state: State) -> None:
+        """Move replica and state, in place, by the sum of contributions and of their weights."""
+        raise NotImplementedError
+
+    def centre(self, state: State) -> Vector | None:
+        """The weights to validate and save, if they are not the replica's own."""
+        return None
