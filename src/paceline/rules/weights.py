@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from paceline.rules.period import Period
@@ -11,7 +12,7 @@ State = dict[str, Vector]
 """Vectors that a rule keeps from meeting to meeting, the same on every worker."""
 
 
-class WeightRule:
+class WeightRule(ABC):
     """Workers train alone and meet when the period is over, and at the end of every epoch."""
 
     meets: ClassVar[str] = "weights"
@@ -32,13 +33,13 @@ class WeightRule:
         """The state before the first meeting, from the weights that all workers start with."""
         return {}
 
+    @abstractmethod
     def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:
         """Write what this worker gives to the sum."""
-        raise NotImplementedError
 
+    @abstractmethod
     def merge(self, total: Vector, weight: float, replica: Vector, state: State) -> None:
         """Move replica and state, in place, by the sum of contributions and of their weights."""
-        raise NotImplementedError
 
     def centre(self, state: State) -> Vector | None:
         """The weights to validate and save, if they are not the replica's own."""
