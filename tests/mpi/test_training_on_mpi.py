@@ -49,7 +49,7 @@ def test_a_users_own_loop_keeps_pace(mpirun):
     def weights(ranks, batch_size, extra):
         done = mpirun(ranks, "own_loop.py", batch_size, extra)
         assert done.returncode == 0, done.stderr
-        found = re.findall(r"WEIGHTS (.*)", done.stdout)
+        found = re.findall(r"WEIGHTS (\[.*?\])", done.stdout)
         assert len(found) == ranks
         assert len(set(found)) == 1
         return json.loads(found[0])

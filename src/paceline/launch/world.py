@@ -16,6 +16,8 @@ from paceline.errors import ConfigError, LaunchError, PacelineError
 from paceline.launch.environment import check_world, detect
 
 _joined: World | None = None
+_HAND_OVER_S = 0.2
+"""Time for the launcher to pass on a rank's last words: Hydra drops them when it aborts at once."""
 
 
 def init() -> World:
@@ -84,6 +86,8 @@ def fail(world: Endable, error: BaseException) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(describe(world, error))
             sys.stderr.flush()
+        if world.size > 1:
+            time.sleep(_HAND_OVER_S)
     finally:
         world.abort(exit_code(error))
 

@@ -90,6 +90,11 @@ def test_other_launchers_get_their_own_options(kind, options):
     assert extra["PACELINE_RANKS"] == "2"
 
 
+def test_mpich_keeps_the_order_of_its_sums():
+    _, extra = render_command(job(), Mpirun("mpiexec", "mpich"), machine())
+    assert extra["MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD"] == "0"
+
+
 @pytest.mark.parametrize(("ranks", "threads"), [(0, 1), (-2, 1), (2, 0)])
 def test_less_than_one_rank_or_thread_is_refused(ranks, threads):
     with pytest.raises(LaunchError, match=f"{ranks} ranks x {threads} threads"):
