@@ -14,19 +14,8 @@ import numpy as np
 from paceline.comm import World
 from paceline.data import Stream
 from paceline.errors import ConfigError, OutputError
-from paceline.frameworks import (
-    Replica,
-    is_model,
-    limit_threads,
-    loaded_frameworks,
-    make_replica,
-    seed_generators,
-    set_threads,
-)
-from paceline.functions import load_function
-from paceline.launch.threads import fair_threads
+from paceline.frameworks import seed_generators
 from paceline.launch.world import init, together
-from paceline.models import MODELS
 from paceline.observe import (
     EpochRecord,
     EventLog,
@@ -36,9 +25,10 @@ from paceline.observe import (
     make_progress,
     setup_logging,
 )
+from paceline.training.build import build_replica
 from paceline.training.callbacks import Callback, Logs
 from paceline.training.clock import Clock
-from paceline.training.config import OptimizerConfig, RunConfig, read_config
+from paceline.training.config import RunConfig, read_config
 from paceline.training.datasets import open_datasets
 from paceline.training.exchange import at_centre, make_exchange, show_centre
 from paceline.training.once import once
@@ -110,7 +100,7 @@ class Trainer:
         train, validation = open_datasets(config, world)
         if not isinstance(train, Stream):
             self.clock.samples_per_epoch = len(train)
-        self.replica = self._build_replica()
+        self.replica = build_replica(config, world)
         start_equal(world, self.replica)
         self._exchange = exchange = make_exchange(world, self.replica, config.rule)
         self.run_dir = once(world, lambda: make_run_dir(config))
@@ -132,50 +122,6 @@ class Trainer:
         return Result(
             getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
         )
-
-    def _build_replica(self) -> Replica:
-        """The same model everywhere; after that each rank has random numbers of its own.
-
-        Rank 0 goes on with the numbers that building left, so that one rank alone is plain
-        training with that seed.
-        """
-        config, world = self.config, self.world
-        model = config.model
-        build = load_function(MODELS.get(model, model)) if isinstance(model, str) else model
-        seed_generators(config.seed)
-        if not is_model(build):
-            build = self._build(build)
-        if config.threads is not None:
-            set_threads(config.threads)
-        else:
-            limit_threads(fair_threads(world))
-        if isinstance(build, Replica):
-            self._check_unread(build)
-        optimizer = config.optimizer
-        named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
-        replica = make_replica(build, config.loss, named)
-        if world.rank:
-            seed_generators(config.seed + 1_000_003 * world.rank)
-        return replica
-
-    def _build(self, function: Any) -> Any:
-        if not callable(function):
-            raise ConfigError(
-                f"model is {function!r}, expected a model or a function that makes it"
-            )
-        loaded = loaded_frameworks()
-        model = function()
-        if loaded_frameworks() == loaded:
-            return model
-        seed_generators(self.config.seed)  # building has imported a framework that had no seed
-        return function()
-
-    def _check_unread(self, replica: Replica) -> None:
-        unread = [name for name in ("optimizer", "loss") if name in self.config.model_fields_set]
-        if unread:
-            raise ConfigError(
-                f"the model is a {type(replica).__name__}, which has its own {' and '.join(unread)}"
-            )
 
     def _run_epochs(self, train: Any, validation: Any, events: EventLog) -> str | None:
         """All epochs; the reason if they ended early."""
