@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.local import Job, find_mpirun, read_machine, render_command
+from paceline.launch.local import (
+    Job,
+    find_mpirun,
+    read_machine,
+    render_command,
+    shared_memory,
+)
 
 TESTS = Path(__file__).parent
 FULL_MNIST = os.environ.get("PACELINE_DATA")
@@ -41,13 +47,14 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
         path = str(TESTS / "mpi" / "programs" / program)
         job = Job(ranks, 1, (sys.executable, path, *map(str, arguments)))
         argv, extra = render_command(job, find_mpirun(), read_machine())
-        return subprocess.run(
-            argv,
-            env=clean_environment(**extra, **environment),
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        with shared_memory(find_mpirun()) as place:
+            return subprocess.run(
+                argv,
+                env=clean_environment(**place, **extra, **environment),
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+            )
 
     return run
 

@@ -65,6 +65,21 @@ def test_an_exception_on_one_rank_ends_all_within_seconds(paceline, script, wait
     assert "prterun" not in done.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no /dev/shm on this system")
+@pytest.mark.parametrize("end", ["raise RuntimeError('out of luck')", "os._exit(3)", "pass"])
+def test_no_shared_memory_is_left_behind(paceline, script, end):
+    name = script(
+        "import os, paceline\nworld = paceline.init()\nworld.barrier()\n"
+        "inside = [d for d in os.listdir('/dev/shm') if d.startswith('paceline-')]\n"
+        "print('inside', sum(len(os.listdir(f'/dev/shm/{d}')) for d in inside), flush=True)\n"
+        f"if world.rank == 1: {end}\nworld.barrier()\n"
+    )
+    before = set(Path("/dev/shm").iterdir())
+    done = paceline("run", "-n", "2", "--", name, timeout_s=40)
+    assert re.search(r"inside [1-9]", done.stdout), "the job has its segments there"
+    assert set(Path("/dev/shm").iterdir()) <= before
+
+
 def test_an_exception_without_mpi_ends_all(paceline, script):
     name = script(
         "import os, time\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"

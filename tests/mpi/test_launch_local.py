@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch.local import find_mpirun
+from paceline.launch.local import find_mpirun, remove_stale_memory
 
 try:
     KIND = find_mpirun().kind
@@ -20,7 +20,7 @@ except LaunchError as error:
 
 LAUNCH = """
 import sys
-from paceline.launch.local import Job, start
+from paceline.launch.local import remove_stale_memory, Job, start
 sys.exit(start(Job(int(sys.argv[1]), 1, (sys.executable, *sys.argv[2:]))))
 """
 HELLO = """
@@ -203,3 +203,5 @@ def test_no_rank_outlives_a_launcher_that_was_killed():
     process.kill()
     process.communicate(timeout=20)
     assert wait_until_gone(marker, seconds=10) == []
+    remove_stale_memory()  # what it had no time for itself
+    assert not list(Path("/dev/shm").glob("paceline-*"))

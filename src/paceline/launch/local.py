@@ -6,7 +6,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from paceline.launch.cores import available_cores, numa_nodes
 from paceline.launch.foreground import run_foreground
 
 _VERSION_TIMEOUT_S = 20
+_SHARED_MEMORY = "/dev/shm"
 _KINDS = {"Open MPI": "openmpi", "OpenRTE": "openmpi", "Intel(R) MPI": "intel", "HYDRA": "mpich"}
 
 
@@ -104,8 +107,36 @@ def start(job: Job) -> int:
     Open MPI's banners are filtered from stderr; PACELINE_RAW=1 in the environment shows them.
     Call it from the main thread: it takes over SIGINT, SIGTERM and SIGHUP while it runs.
     """
-    argv, extra = render_command(job, find_mpirun(), read_machine())
-    return run_foreground(argv, {**os.environ, **extra}, raw=os.environ.get("PACELINE_RAW") == "1")
+    mpirun, machine = find_mpirun(), read_machine()
+    with shared_memory(mpirun) as place:
+        argv, extra = render_command(job, mpirun, machine)
+        env = {**place, **os.environ, **extra}
+        return run_foreground(argv, env, raw=os.environ.get("PACELINE_RAW") == "1")
+
+
+@contextmanager
+def shared_memory(mpirun: Mpirun) -> Iterator[dict[str, str]]:
+    """A place of its own for the job's shared memory, which goes when the job has ended.
+
+    Ranks that are killed or aborted leave Open MPI's segments behind, megabytes each. Yields the
+    variable that tells Open MPI the place.
+    """
+    if mpirun.kind != "openmpi" or not os.access(_SHARED_MEMORY, os.W_OK):
+        yield {}
+        return
+    remove_stale_memory()
+    with tempfile.TemporaryDirectory(
+        prefix=f"paceline-{os.getpid()}-", dir=_SHARED_MEMORY, ignore_cleanup_errors=True
+    ) as place:
+        yield {"OMPI_MCA_btl_sm_backing_directory": place}
+
+
+def remove_stale_memory() -> None:
+    """Remove the places of launchers that were killed and could not do it themselves."""
+    for place in Path(_SHARED_MEMORY).glob("paceline-*-*"):
+        pid = place.name.split("-")[1]
+        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _open_mpi(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
