@@ -298,6 +298,7 @@ def test_under_mpirun_the_world_is_joined(paceline, project):
     argv, extra = render_command(Job(2, 1, (command, *arguments)), find_mpirun(), read_machine())
     for name in ("PACELINE_RANKS", "PACELINE_LAUNCHER", "PACELINE_TTY"):
         extra.pop(name, None)
+    extra["OMPI_MCA_btl_sm_backing_directory"] = str(project)  # an abort leaves segments behind
     done = subprocess.run(
         argv,
         cwd=project,
@@ -327,6 +328,7 @@ def test_under_mpirun_the_world_is_joined(paceline, project):
 )
 def test_a_world_of_one_where_many_were_started_is_refused(paceline, tmp_path, variables, remedy):
     (tmp_path / "program.py").write_text("import paceline\npaceline.init()\n")
+    variables = variables | {"OMPI_MCA_btl_sm_backing_directory": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, env=clean_environment(**variables),
         capture_output=True, text=True, timeout=60,
