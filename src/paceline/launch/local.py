@@ -7,8 +7,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,12 +132,18 @@ def shared_memory(mpirun: Mpirun) -> Iterator[dict[str, str]]:
         yield {"OMPI_MCA_btl_sm_backing_directory": place}
 
 
-def remove_stale_memory() -> None:
-    """Remove the places of launchers that were killed and could not do it themselves."""
+def remove_stale_memory(unused_s: float = 60.0) -> None:
+    """Remove the places of launchers that were killed and could not do it themselves.
+
+    A launcher in another container may share the memory but not the process numbers: its place is
+    spared while ranks may still be about to open their segments in it.
+    """
     for place in Path(_SHARED_MEMORY).glob("paceline-*-*"):
         pid = place.name.split("-")[1]
-        if pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-            shutil.rmtree(place, ignore_errors=True)
+        with suppress(OSError):
+            unused = time.time() - place.stat().st_mtime >= unused_s
+            if unused and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
+                shutil.rmtree(place, ignore_errors=True)
 
 
 def _open_mpi(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:

@@ -24,7 +24,9 @@ class WeightExchange:
 
     def __init__(self, world: World, replica: Any, rule: WeightRule, number: int = 0) -> None:
         self._replica, self._rule, self._alone = replica, rule, world.size == 1
-        self._gradients = GradientExchange(world, replica, BSP(), number)
+        self._gradients = (
+            GradientExchange(world, replica, BSP(), number) if rule.start_after else None
+        )
         weights = replica.parameters()
         self._slices = _cut(weights.size, rule.fragments)
         largest = max(self._slices, key=lambda piece: piece.stop - piece.start)
@@ -35,11 +37,12 @@ class WeightExchange:
 
     @property
     def bytes_sent(self) -> int:
-        return self._gradients.bytes_sent + self._message.bytes_sent
+        before = self._gradients.bytes_sent if self._gradients else 0
+        return before + self._message.bytes_sent
 
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """Average gradients while that phase lasts."""
-        if self._steps_taken < self._rule.start_after:
+        if self._gradients and self._steps_taken < self._rule.start_after:
             return self._gradients.before_step(part, watch)
         return None
 
