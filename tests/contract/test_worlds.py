@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from contract.world_checks import CHECKS
 
-from paceline.comm import SoloWorld, current_world, run_world
+from paceline.comm import SoloWorld, current_world, run_world, wait_until
 from paceline.errors import WorldError
 
 
@@ -26,7 +26,7 @@ def test_results_come_in_rank_order():
     assert run_world(4, lambda world: world.rank * 10) == [0, 10, 20, 30]
 
 
-@pytest.mark.parametrize("wait", ["barrier", "all_reduce", "receive", "part"])
+@pytest.mark.parametrize("wait", ["barrier", "all_reduce", "receive", "expect", "part"])
 def test_a_failing_rank_wakes_all_who_wait(wait):
     def program(world):
         try:
@@ -39,6 +39,8 @@ def test_a_failing_rank_wakes_all_who_wait(wait):
                 world.all_reduce(np.zeros(3))
             elif wait == "receive":
                 world.receive(np.zeros(1), 2)
+            elif wait == "expect":
+                wait_until(world.expect(np.zeros(1), 2).done)
             else:
                 part.barrier()
         except WorldError as error:
@@ -81,3 +83,7 @@ def test_a_rank_alone_has_nobody_to_talk_to():
         world.send(np.zeros(1), 1)
     with pytest.raises(WorldError, match="for ever"):
         world.receive(np.zeros(1))
+    with pytest.raises(WorldError, match="alone"):
+        world.dispatch(np.zeros(1), 0)
+    with pytest.raises(WorldError, match="nobody will send"):
+        world.expect(np.zeros(1))

@@ -15,6 +15,12 @@ def test_the_contract_holds_on_mpi(mpirun, ranks):
     assert passed == [check.__name__ for check in CHECKS]
 
 
+def test_long_buffers_travel_in_pieces(mpirun):
+    done = mpirun(3, "check_pieces.py")
+    assert done.returncode == 0, done.stderr
+    assert "passed" in done.stdout
+
+
 @pytest.mark.parametrize("who", ["0", "1", "2", "all"])
 def test_an_exception_prints_once_names_rank_and_node_and_ends_all(mpirun, who):
     began = time.monotonic()

@@ -2,15 +2,21 @@
 
 from paceline.comm.solo import SoloWorld
 from paceline.comm.threads import ThreadWorld, current_world, run_world
-from paceline.comm.world import ANY_RANK, Buffer, Received, World
+from paceline.comm.waiting import Patience, wait_for_any, wait_until
+from paceline.comm.world import ANY_RANK, Buffer, NodeMemory, Pending, Received, World
 
 __all__ = [
     "ANY_RANK",
     "Buffer",
+    "NodeMemory",
+    "Patience",
+    "Pending",
     "Received",
     "SoloWorld",
     "ThreadWorld",
     "World",
     "current_world",
     "run_world",
+    "wait_for_any",
+    "wait_until",
 ]

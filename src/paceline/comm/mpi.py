@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import mpi4py
+import numpy as np
 
-# Collectives may come from a communication thread, one call at a time.
-mpi4py.rc(thread_level="serialized")
+# A rank may serve others from one thread while another trains: both talk, at the same time.
+# An MPI that cannot do it gives less, which `threads_may_talk` tells. It costs 0.4 us per call.
+mpi4py.rc(thread_level="multiple")
 
 from mpi4py import MPI  # noqa: E402
 
-from paceline.comm.world import ANY_RANK, Buffer, Received, T, check_buffer  # noqa: E402
+from paceline.comm.memory import map_together  # noqa: E402
+from paceline.comm.world import (  # noqa: E402
+    ANY_RANK,
+    Buffer,
+    NodeMemory,
+    Pending,
+    Received,
+    T,
+    check_buffer,
+    check_gathered,
+    check_pieces,
+)
+from paceline.errors import WorldError  # noqa: E402
 
 MAX_ELEMENTS = 2**30
-"""Elements per call: MPI counts are 32-bit before MPI 4."""
+"""Elements per collective: MPI counts are 32-bit before MPI 4, and so are some of its sums."""
+MAX_MESSAGE = 2**31 - 1
+"""Elements per message."""
 
 
 class MPIWorld:
@@ -29,26 +46,57 @@ class MPIWorld:
         neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.node_ranks: tuple[int, ...] = tuple(neighbours.allgather(self.rank))
         neighbours.Free()
+        self.threads_may_talk: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
-        for piece in _pieces(buffer):
+        for piece in _pieces(buffer, MAX_ELEMENTS):
             self._comm.Bcast(piece, root=root)
 
     def all_reduce(self, buffer: Buffer) -> None:
-        for piece in _pieces(buffer):
+        for piece in _pieces(buffer, MAX_ELEMENTS):
             self._comm.Allreduce(MPI.IN_PLACE, piece)
 
+    def all_to_all(self, send: Buffer, receive: Buffer) -> None:
+        check_pieces(send, receive, self.size)
+        outgoing, incoming = send.reshape(self.size, -1), receive.reshape(self.size, -1)
+        if send.size <= MAX_ELEMENTS:
+            self._comm.Alltoall(outgoing, incoming)
+            return
+        for part in _columns(outgoing.shape[1], self.size):
+            piece = np.ascontiguousarray(outgoing[:, part])
+            got = np.empty_like(piece)
+            self._comm.Alltoall(piece, got)
+            incoming[:, part] = got
+
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        check_gathered(send, receive, self.size)
+        outgoing, incoming = send.reshape(-1), receive.reshape(self.size, -1)
+        if receive.size <= MAX_ELEMENTS:
+            self._comm.Allgather(outgoing, incoming)
+            return
+        for part in _columns(outgoing.size, self.size):
+            got = np.empty_like(incoming[:, part], order="C")
+            self._comm.Allgather(outgoing[part], got)
+            incoming[:, part] = got
+
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        for piece in _pieces(buffer):
+        for piece in _pieces(buffer, MAX_MESSAGE):
             self._comm.Send(piece, dest=to, tag=tag)
 
     def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
         status = MPI.Status()
         wanted = MPI.ANY_SOURCE if source == ANY_RANK else source
-        for piece in _pieces(buffer):
+        for piece in _pieces(buffer, MAX_MESSAGE):
             self._comm.Recv(piece, source=wanted, tag=tag, status=status)
             wanted = status.Get_source()  # all pieces of one message from one rank
         return Received(wanted, tag)
+
+    def expect(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
+        wanted = MPI.ANY_SOURCE if source == ANY_RANK else source
+        return _Expected(self._comm.Irecv(_whole(buffer), source=wanted, tag=tag))
+
+    def dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+        return _Dispatched(self._comm.Isend(_whole(buffer), dest=to, tag=tag), self.rank)
 
     def barrier(self) -> None:
         self._comm.Barrier()
@@ -61,6 +109,17 @@ class MPIWorld:
         result: list[T] = self._comm.allgather(value)
         return result
 
+    def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
+        # Not by what MPI knows of nodes: `node_ranks` may be set to less, to try several nodes.
+        neighbours = self.split(min(self.node_ranks))
+        try:
+            return map_together(self, neighbours, nbytes, locks)
+        finally:
+            neighbours._comm.Free()
+
+    def check(self) -> None:
+        """A rank that fails ends all of MPI."""
+
     def split(self, colour: int) -> MPIWorld:
         return MPIWorld(self._comm.Split(colour, self.rank))
 
@@ -68,11 +127,75 @@ class MPIWorld:
         Everyone().abort(code)
 
 
-def _pieces(buffer: Buffer) -> list[Buffer]:
+class _Expected:
+    """A posted receive."""
+
+    def __init__(self, request: Any) -> None:
+        self.source = ANY_RANK
+        self._request, self._status = request, MPI.Status()
+        self._done = False
+        self._problem: str | None = None
+
+    def done(self) -> bool:
+        if self._request is not None:
+            self._settle(self._request.Test)
+        if self._problem:
+            raise WorldError(self._problem)
+        return self._done
+
+    def cancel(self) -> None:
+        if self._request is not None:
+            self._request.Cancel()
+            self._settle(self._request.Wait)  # frees it; what had come before is received here
+
+    def _settle(self, ask: Callable[[Any], bool]) -> None:
+        """Ask MPI how it stands; a request that is over must not be asked again."""
+        try:
+            if not ask(self._status):
+                return
+            if not self._status.Is_cancelled():
+                self._done, self.source = True, self._status.Get_source()
+        except MPI.Exception as error:
+            self._problem = f"a message could not be received: {error}"
+        self._request = None
+
+
+class _Dispatched:
+    """A send that was started."""
+
+    def __init__(self, request: Any, source: int) -> None:
+        self._request, self.source, self._done = request, source, False
+
+    def done(self) -> bool:
+        self._done = self._done or bool(self._request.Test())
+        return self._done
+
+    def cancel(self) -> None:
+        raise WorldError("a message that was sent cannot be taken back")
+
+
+def _pieces(buffer: Buffer, longest: int) -> list[Buffer]:
     flat = check_buffer(buffer).reshape(-1)
-    if flat.size <= MAX_ELEMENTS:
+    if flat.size <= longest:
         return [flat]
-    return [flat[at : at + MAX_ELEMENTS] for at in range(0, flat.size, MAX_ELEMENTS)]
+    return [flat[at : at + longest] for at in range(0, flat.size, longest)]
+
+
+def _columns(length: int, ranks: int) -> Iterator[slice]:
+    """Parts of all ranks' pieces that together are short enough for one call."""
+    width = max(MAX_ELEMENTS // ranks, 1)
+    for at in range(0, length, width):
+        yield slice(at, at + width)
+
+
+def _whole(buffer: Buffer) -> Buffer:
+    """A posted message is never divided: its parts could meet different receives."""
+    if check_buffer(buffer).size > MAX_MESSAGE:
+        raise ValueError(
+            f"a posted message has {buffer.size} elements, and MPI takes at most {MAX_MESSAGE}; "
+            "divide it, or send wider elements"
+        )
+    return buffer.reshape(-1)
 
 
 def world_of_mpi() -> MPIWorld:

@@ -5,7 +5,18 @@ from __future__ import annotations
 import socket
 from typing import NoReturn
 
-from paceline.comm.world import ANY_RANK, Buffer, Received, T, check_buffer
+from paceline.comm.memory import ProcessMemory, reserve
+from paceline.comm.world import (
+    ANY_RANK,
+    Buffer,
+    NodeMemory,
+    Pending,
+    Received,
+    T,
+    check_buffer,
+    check_gathered,
+    check_pieces,
+)
 from paceline.errors import WorldError
 
 
@@ -15,6 +26,7 @@ class SoloWorld:
     rank = 0
     size = 1
     node_ranks: tuple[int, ...] = (0,)
+    threads_may_talk = True
 
     def __init__(self) -> None:
         self.node = socket.gethostname()
@@ -25,11 +37,25 @@ class SoloWorld:
     def all_reduce(self, buffer: Buffer) -> None:
         check_buffer(buffer)
 
+    def all_to_all(self, send: Buffer, receive: Buffer) -> None:
+        check_pieces(send, receive, 1)
+        receive.reshape(-1)[:] = send.reshape(-1)
+
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        check_gathered(send, receive, 1)
+        receive.reshape(-1)[:] = send.reshape(-1)
+
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         raise WorldError(f"rank 0 is alone and cannot send to rank {to}")
 
     def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
         raise WorldError("rank 0 is alone and would wait for ever for a message")
+
+    def expect(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
+        raise WorldError("rank 0 is alone and nobody will send what it expects")
+
+    def dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+        raise WorldError(f"rank 0 is alone and cannot send to rank {to}")
 
     def barrier(self) -> None:
         return None
@@ -39,6 +65,12 @@ class SoloWorld:
 
     def share(self, value: T) -> list[T]:
         return [value]
+
+    def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
+        return ProcessMemory(*reserve(nbytes, locks))
+
+    def check(self) -> None:
+        return None
 
     def split(self, colour: int) -> SoloWorld:
         return self

@@ -14,11 +14,22 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections import deque
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
-from paceline.comm.world import ANY_RANK, Buffer, Received, T, check_buffer
+from paceline.comm.mail import Dispatched, Mailbox
+from paceline.comm.memory import ProcessMemory, reserve
+from paceline.comm.world import (
+    ANY_RANK,
+    Buffer,
+    NodeMemory,
+    Pending,
+    Received,
+    T,
+    check_buffer,
+    check_gathered,
+    check_pieces,
+)
 from paceline.errors import WorldError
 
 R = TypeVar("R")
@@ -35,16 +46,17 @@ class _Hub:
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
         self.slots: list[Any] = [None] * size
-        self.mail: dict[int, deque[tuple[int, int, Buffer]]] = {r: deque() for r in range(size)}
-        self.arrived = threading.Condition()
+        self.mail = [Mailbox(rank) for rank in range(size)]
         self.failure: str | None = None
+        self.failing = threading.Lock()
         self.parts: list[_Hub] = []
 
     def fail(self, reason: str) -> None:
         """Wake every waiting rank with the reason; the first reason stays."""
-        with self.arrived:
+        with self.failing:
             self.failure = self.failure or reason
-            self.arrived.notify_all()
+        for box in self.mail:
+            box.close(self.failure)
         self.barrier.abort()
         for part in self.parts:
             part.fail(reason)
@@ -54,10 +66,11 @@ class ThreadWorld:
     """One rank of a world of threads."""
 
     node = "threads"
+    threads_may_talk = True
 
     def __init__(self, rank: int, size: int, hub: _Hub) -> None:
         self.rank, self.size = rank, size
-        self.node_ranks = tuple(range(size))
+        self.node_ranks: tuple[int, ...] = tuple(range(size))
         self._hub = hub
 
     def barrier(self) -> None:
@@ -96,24 +109,52 @@ class ThreadWorld:
         self.barrier()
         return list(self._hub.slots)
 
+    def all_to_all(self, send: Buffer, receive: Buffer) -> None:
+        check_pieces(send, receive, self.size)
+        pieces = receive.reshape(self.size, -1)
+        for sender, theirs in enumerate(self._lend(send)):
+            pieces[sender] = theirs.reshape(self.size, -1)[self.rank]
+        self.barrier()
+
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        check_gathered(send, receive, self.size)
+        pieces = receive.reshape(self.size, -1)
+        for sender, theirs in enumerate(self._lend(send)):
+            pieces[sender] = theirs.reshape(-1)
+        self.barrier()
+
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        with self._hub.arrived:
-            self._hub.mail[to].append((self.rank, tag, check_buffer(buffer).copy()))
-            self._hub.arrived.notify_all()
+        self._hub.mail[to].deliver(self.rank, buffer, tag)
 
     def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
-        check_buffer(buffer)
-        mail = self._hub.mail[self.rank]
-        with self._hub.arrived:
-            while True:
-                for at, (sender, kind, content) in enumerate(mail):
-                    if kind == tag and source in (ANY_RANK, sender):
-                        del mail[at]
-                        buffer[...] = content
-                        return Received(sender, tag)
-                if self._hub.failure:
-                    raise WorldError(self._hub.failure)
-                self._hub.arrived.wait()
+        expected = self._hub.mail[self.rank].expect(buffer, source, tag)
+        expected.wait()
+        return Received(expected.source, tag)
+
+    def expect(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
+        return self._hub.mail[self.rank].expect(buffer, source, tag)
+
+    def dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+        self.send(buffer, to, tag)
+        return Dispatched(self.rank)
+
+    def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
+        lowest = min(self.node_ranks)
+        made: Any = None
+        if self.rank == lowest:
+            try:
+                made = reserve(nbytes, locks)
+            except WorldError as error:
+                made = str(error)
+        all_made = self.share(made)
+        problems = [text for text in all_made if isinstance(text, str)]
+        if problems:
+            raise WorldError(problems[0])
+        return ProcessMemory(*all_made[lowest])
+
+    def check(self) -> None:
+        if self._hub.failure:
+            raise WorldError(self._hub.failure)
 
     def split(self, colour: int) -> ThreadWorld:
         colours = self.share(colour)

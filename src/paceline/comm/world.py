@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import numpy as np
@@ -23,6 +24,32 @@ class Received(NamedTuple):
     tag: int
 
 
+class Pending(Protocol):
+    """A message on its way; keep it until it is done."""
+
+    source: int
+    """Who sent it; for a receive known when it is done."""
+
+    def done(self) -> bool:
+        """Whether it has arrived or left; never waits."""
+
+    def cancel(self) -> None:
+        """Take a receive back that nobody will answer; `done` then says whether it came before."""
+
+
+class NodeMemory(Protocol):
+    """Zeroed memory that all ranks of one node see, and locks that guard it."""
+
+    bytes: npt.NDArray[np.uint8]
+    """The memory; it begins on a page of its own."""
+
+    def hold(self, lock: int) -> AbstractContextManager[None]:
+        """Keep others out of what this lock guards; waiting sleeps. Not to be taken twice."""
+
+    def close(self) -> None:
+        """Give it back, for this rank; views of the memory stay valid until they are dropped."""
+
+
 class World(Protocol):
     """All ranks, seen from one of them.
 
@@ -37,6 +64,8 @@ class World(Protocol):
     """The name of the machine this rank runs on."""
     node_ranks: tuple[int, ...]
     """The ranks that share memory with this one, itself included."""
+    threads_may_talk: bool
+    """Whether several threads of this rank may talk to other ranks at the same time."""
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         """Overwrite every rank's buffer by the root's."""
@@ -44,11 +73,30 @@ class World(Protocol):
     def all_reduce(self, buffer: Buffer) -> None:
         """Overwrite every rank's buffer by the sum over all ranks."""
 
+    def all_to_all(self, send: Buffer, receive: Buffer) -> None:
+        """Piece i of `send` goes to rank i; piece j of `receive` came from rank j; all as long."""
+
+    def all_gather(self, send: Buffer, receive: Buffer) -> None:
+        """Overwrite every rank's `receive` by what all ranks send, in rank order."""
+
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send to one rank; the buffer may be used again on return."""
 
     def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
         """Wait for a message of that tag and write it into the buffer."""
+
+    def expect(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
+        """Post a receive: the message will be written into the buffer.
+
+        A shorter message fills its beginning; a longer one must not come (between two ranks it is
+        a WorldError). Receives that match the same messages get them in the order of posting.
+        """
+
+    def dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+        """Start a send, to oneself, too; the buffer must not be touched before it is done.
+
+        A posted message is one piece: on MPI it has at most 2^31 - 1 elements.
+        """
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
@@ -58,6 +106,15 @@ class World(Protocol):
 
     def share(self, value: T) -> list[T]:
         """Every rank's small value, in rank order, on every rank."""
+
+    def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
+        """Memory in common with the ranks of this node; all ranks of the world ask together.
+
+        If one of them cannot have it, all get the same WorldError.
+        """
+
+    def check(self) -> None:
+        """Raise if another rank has failed, for who waits without asking anybody; never waits."""
 
     def split(self, colour: int) -> World:
         """A world of the ranks that gave the same colour, in the same order."""
@@ -71,3 +128,28 @@ def check_buffer(buffer: Buffer) -> Buffer:
     if not isinstance(buffer, np.ndarray) or not buffer.flags.c_contiguous:
         raise TypeError("a buffer must be a contiguous numpy array")
     return buffer
+
+
+def check_pieces(send: Buffer, receive: Buffer, size: int) -> None:
+    """What `all_to_all` needs: as much goes as comes, in a piece for each rank."""
+    _check_alike(send, receive)
+    if send.size != receive.size or send.size % size:
+        raise ValueError(
+            f"{send.size} elements to send and {receive.size} to receive are not one equal piece "
+            f"for each of {size} ranks"
+        )
+
+
+def check_gathered(send: Buffer, receive: Buffer, size: int) -> None:
+    """What `all_gather` needs: room for the contributions of all ranks."""
+    _check_alike(send, receive)
+    if receive.size != send.size * size:
+        raise ValueError(
+            f"{size} ranks send {send.size} elements each, so the buffer to receive them needs "
+            f"{send.size * size}, not {receive.size}"
+        )
+
+
+def _check_alike(send: Buffer, receive: Buffer) -> None:
+    if check_buffer(send).dtype != check_buffer(receive).dtype:
+        raise TypeError(f"sends {send.dtype}, but receives {receive.dtype}")

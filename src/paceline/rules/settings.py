@@ -6,6 +6,9 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
+WIRES = ("float32", "bfloat16", "float16", "int8")
+"""The formats in which vectors travel."""
+
 
 def check_whole(name: str, value: Any, least: int) -> None:
     """A whole number, not below `least`."""

@@ -1,0 +1,189 @@
+"""Node memory in files, its locks, and what happens when it cannot be had."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.comm import memory, run_world
+from paceline.comm.memory import find_place, make_file, map_together, open_file
+from paceline.errors import WorldError
+
+HOLDER = """
+import pathlib, sys, time
+from paceline.comm import memory
+memory._BY_OPEN_FILE = sys.argv[2] == "of the open file"
+mine = memory.open_file(pathlib.Path(sys.argv[1]), 100, 2)
+with mine.hold(1):
+    mine.bytes[0] = 7
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """Node memory of this test, in a folder of its own."""
+    monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
+    return tmp_path
+
+
+def in_files(check):
+    """A program in which threads map node memory as processes do: each opens the file itself."""
+    return lambda world: check(world, map_together(world, world, 100, 2))
+
+
+def test_ranks_that_map_a_file_see_the_same_memory(place):
+    def check(world, memory):
+        memory.bytes[world.rank] = world.rank + 1
+        world.barrier()
+        assert memory.bytes[:4].tolist() == [1, 2, 3, 0]
+        assert memory.bytes.size == 100
+        assert list(place.iterdir()) == []
+
+    run_world(3, in_files(check))
+
+
+def test_a_lock_keeps_out_other_files_and_other_threads(place):
+    """Two ranks, and in each of them two threads that share its open file."""
+
+    def check(world, memory):
+        counter = memory.bytes[:8].view(np.int64)
+
+        def count():
+            for _ in range(200):
+                with memory.hold(1):
+                    seen = int(counter[0])
+                    time.sleep(0)  # others would step in here
+                    counter[0] = seen + 1
+
+        threads = [threading.Thread(target=count) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        world.barrier()
+        assert counter[0] == 800
+
+    run_world(2, in_files(check))
+
+
+def test_locks_are_independent(place):
+    def check(world, memory):
+        with memory.hold(world.rank):
+            world.barrier()  # both are inside at once
+
+    run_world(2, in_files(check), timeout_s=10)
+
+
+@pytest.mark.parametrize("kind", ["of the open file", "of the process"])
+def test_the_lock_of_a_killed_rank_is_free(place, monkeypatch, kind):
+    if kind == "of the open file" and not memory._BY_OPEN_FILE:
+        pytest.skip("this system has no locks of open files")
+    monkeypatch.setattr(memory, "_BY_OPEN_FILE", kind == "of the open file")
+    path = make_file(place, 100)
+    mine = open_file(path, 100, 2)
+    got = threading.Event()
+
+    def take():
+        with mine.hold(1):
+            got.set()
+
+    holder = [sys.executable, "-c", HOLDER, str(path), kind]
+    with subprocess.Popen(holder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        with mine.hold(0):  # which the other one does not hold
+            pass
+        waiter = threading.Thread(target=take)
+        waiter.start()
+        burnt = time.process_time()
+        assert not got.wait(0.5)
+        assert time.process_time() - burnt < 0.1  # who waits sleeps
+        process.send_signal(signal.SIGKILL)
+        assert got.wait(10)
+        waiter.join()
+    assert mine.bytes[0] == 7
+
+
+def test_what_is_missing_is_said_with_a_remedy(place, monkeypatch):
+    # Trying it would fill the place for a moment, and others would fail.
+    monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("tried it"))
+    with pytest.raises(WorldError) as caught:
+        make_file(place, 2**50)
+    text = str(caught.value)
+    status = os.statvfs(place)
+    free = int(text.split(" are needed and ")[1].split()[0])
+    assert abs(free - status.f_bavail * status.f_frsize) < 2**30
+    assert text.startswith(
+        f"{2**50} bytes of node memory are needed and {free} are free in {place}."
+    )
+    assert text.endswith(f"process of its own, or enlarge {place}")
+    assert "Set rule.servers=1" in text
+    assert list(place.iterdir()) == []
+
+
+def test_a_place_that_fills_up_meanwhile_is_the_same_error(place, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(WorldError, match=r"100 bytes of node memory are needed and \d+ are free"):
+        make_file(place, 100)
+    assert list(place.iterdir()) == []
+
+
+def test_nobody_goes_on_or_hangs_when_one_rank_cannot_open_it(place, monkeypatch):
+    def refuse_one(path, *rest):
+        if threading.current_thread().name == "rank-2":
+            raise PermissionError(13, "Permission denied")
+        return open_file(path, *rest)
+
+    def program(world):
+        with pytest.raises(WorldError) as caught:
+            map_together(world, world, 100, 1)
+        world.barrier()
+        return str(caught.value)
+
+    monkeypatch.setattr(memory, "open_file", refuse_one)
+    heard = run_world(4, program, timeout_s=10)
+    assert heard == ["on threads: node memory cannot be had: [Errno 13] Permission denied"] * 4
+    assert list(place.iterdir()) == []
+
+
+def test_ranks_of_a_node_must_ask_alike(place):
+    def program(world):
+        with pytest.raises(WorldError, match="ask for different node memory"):
+            map_together(world, world, 100 + world.rank, 1)
+
+    run_world(2, program, timeout_s=10)
+    assert list(place.iterdir()) == []
+
+
+def test_closing_gives_everything_back(place):
+    def open_files():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("counts open files in /proc, which only Linux has")
+    before = open_files()
+    path = make_file(place, 10_000)
+    mine = open_file(path, 10_000, 1)
+    assert open_files() > before
+    mine.close()
+    assert open_files() == before
+    assert str(path) not in Path("/proc/self/maps").read_text()
+
+
+def test_the_place_is_the_jobs_folder_if_it_is_there(place, monkeypatch):
+    assert find_place() == place
+    monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(place / "on-another-node"))
+    assert find_place() == Path("/dev/shm")
+    monkeypatch.setattr(memory, "_SHARED_MEMORY", str(place / "missing"))
+    monkeypatch.setattr(memory.tempfile, "gettempdir", lambda: str(place / "temporary"))
+    assert find_place() == place / "temporary"
