@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from paceline.rules.mean import take_mean, weigh
 from paceline.rules.period import Period
-from paceline.rules.settings import check_flag, check_whole
+from paceline.rules.settings import WIRES, check_choice, check_flag, check_whole
 from paceline.rules.weights import State, WeightRule
 from paceline.vectors import Vector
 
@@ -31,18 +33,61 @@ class Average(WeightRule):
     """
 
     name: ClassVar[str] = "average"
+    plain_alone: ClassVar[bool] = True
 
     every: int | str = "epoch"
     start_after: int = 0
     keep_momentum: bool = True
+    wire: str = "float32"
 
     def __post_init__(self) -> None:
         Period.parse(self.every)
         check_whole("start_after", self.start_after, least=0)
         check_flag("keep_momentum", self.keep_momentum)
+        check_choice("wire", self.wire, WIRES)
+
+    @property
+    def carried_out_as(self) -> WeightRule:
+        """Where the wire rounds, it must round what changed and not the weights themselves."""
+        if self.wire == "float32":
+            return self
+        return _AverageOfDifferences(
+            every=self.every,
+            start_after=self.start_after,
+            keep_momentum=self.keep_momentum,
+            wire=self.wire,
+        )
 
     def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:
         weigh(replica, weight, out)
 
     def merge(self, total: Vector, weight: float, replica: Vector, state: State) -> None:
         take_mean(total, weight, out=replica)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AverageOfDifferences(WeightRule):
+    """The same mean by way of what changed:  c <- c + sum(n_i (x_i - c)) / sum(n_i),  x_i <- c.
+
+    Here c is the weights that all workers had in common after the last meeting.
+    """
+
+    name: ClassVar[str] = Average.name
+    plain_alone: ClassVar[bool] = Average.plain_alone
+
+    every: int | str
+    start_after: int
+    keep_momentum: bool
+    wire: str
+
+    def begin(self, replica: Vector) -> State:
+        return {"centre": replica.copy()}
+
+    def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:
+        np.subtract(replica, state["centre"], out=out)
+        weigh(out, weight, out)
+
+    def merge(self, total: Vector, weight: float, replica: Vector, state: State) -> None:
+        take_mean(total, weight, out=total)
+        state["centre"] += total
+        replica[:] = state["centre"]

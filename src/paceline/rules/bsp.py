@@ -8,7 +8,8 @@ from typing import ClassVar
 from paceline.errors import ConfigError
 from paceline.rules.averaging import Average
 from paceline.rules.mean import take_mean, weigh
-from paceline.rules.settings import check_choice, check_whole
+from paceline.rules.settings import WIRES, check_choice, check_whole
+from paceline.rules.weights import WeightRule
 from paceline.vectors import Vector
 
 
@@ -36,10 +37,12 @@ class BSP:
 
     what: str = "gradients"
     every: int = 1
+    wire: str = "float32"
 
     def __post_init__(self) -> None:
         check_choice("what", self.what, ("gradients", "weights"))
         check_whole("every", self.every, least=1)
+        check_choice("wire", self.wire, WIRES)
         if self.what == "gradients" and self.every != 1:
             raise ConfigError(
                 f"rule.every is {self.every} and rule.what gradients, which are averaged in every "
@@ -47,9 +50,11 @@ class BSP:
             )
 
     @property
-    def carried_out_as(self) -> BSP | Average:
+    def carried_out_as(self) -> BSP | WeightRule:
         """Averaging weights is what `average` does."""
-        return Average(every=self.every) if self.what == "weights" else self
+        if self.what == "weights":
+            return Average(every=self.every, wire=self.wire).carried_out_as
+        return self
 
     def contribute(self, gradient: Vector, weight: float, out: Vector) -> None:
         """Write what this worker gives to the sum; a full batch weighs 1."""

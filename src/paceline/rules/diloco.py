@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.rules.mean import take_mean, weigh
 from paceline.rules.period import Period
-from paceline.rules.settings import check_number, check_whole
+from paceline.rules.settings import WIRES, check_choice, check_number, check_whole
 from paceline.rules.weights import State, WeightRule
 from paceline.vectors import Vector
 
@@ -38,12 +38,14 @@ class DiLoCo(WeightRule):
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 1
+    wire: str = "float32"
 
     def __post_init__(self) -> None:
         Period.parse(self.every)
         check_number("outer_lr", self.outer_lr, above=0, below=None)
         check_number("outer_momentum", self.outer_momentum, above=None, below=1)
         check_whole("fragments", self.fragments, least=1)
+        check_choice("wire", self.wire, WIRES)
 
     def begin(self, replica: Vector) -> State:
         return {"centre": replica.copy(), "velocity": np.zeros_like(replica)}

@@ -16,6 +16,8 @@ class WeightRule(ABC):
     """Workers train alone and meet when the period is over, and at the end of every epoch."""
 
     meets: ClassVar[str] = "weights"
+    by_samples: ClassVar[bool] = True
+    """Whether a worker counts by its samples since the last meeting; otherwise each counts as 1."""
     every: int | str
     """`epoch`, a number of steps, or a time as "10s"."""
     start_after: int = 0
@@ -24,13 +26,17 @@ class WeightRule(ABC):
     """Whether a worker's optimizer keeps its state over a meeting."""
     fragments: int = 1
     """Parts of the vector, of which each meeting exchanges the next."""
+    wire: str = "float32"
+    """The format in which vectors travel."""
+    plain_alone: ClassVar[bool] = False
+    """Whether a single rank with this rule simply trains."""
 
     @property
     def period(self) -> Period:
         return Period.parse(self.every)
 
     def begin(self, replica: Vector) -> State:
-        """The state before the first meeting, from the weights that all workers start with."""
+        """The state before the first meeting, from weights that all workers have in common."""
         return {}
 
     @abstractmethod

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.comm import World
+from paceline.comm.coded_sum import make_sums
 from paceline.observe import Stopwatch
 from paceline.rules import BSP
 from paceline.training.exchange.message import Meeting, Message, Part
@@ -18,9 +19,13 @@ class GradientExchange:
     is copied and nothing is sent.
     """
 
+    free, works = False, True
+
     def __init__(self, world: World, replica: Any, rule: BSP, number: int = 0) -> None:
         self._replica, self._rule = replica, rule
         self._message: Message | None = None
+        sums = make_sums(world, rule.wire, [replica.layout.size], replica.layout.dtype)
+        self._sum = sums[0] if sums else None
         if world.size > 1:
             weights = replica.layout.empty_vector()
             self._message = Message(world, weights, len(replica.layout.entries), number)
@@ -37,7 +42,7 @@ class GradientExchange:
         gradient, present = self._replica.collect_gradients()
         self._rule.contribute(gradient, part.weight, out=gradient)
         self._message.flags[:] = present
-        meeting = self._message.travel(part, watch)
+        meeting = self._message.travel(part, watch, coded=self._sum)
         self._rule.merge(gradient, meeting.weight, out=gradient)
         watch.lap("communication")
         self._replica.accept_gradients(self._message.flags)

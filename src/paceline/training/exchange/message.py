@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.comm import World
+from paceline.comm.coded_sum import CodedSum
 from paceline.errors import WorldError
 from paceline.observe import Stopwatch
 from paceline.vectors import ALIGNMENT_BYTES, Vector, aligned_zeros
@@ -24,6 +25,8 @@ class Part(NamedTuple):
     """It has a further batch in this epoch."""
     stop: bool = False
     """It asks to stop."""
+    loss: float = 0.0
+    """The sum over its samples, where it is known."""
 
 
 class Meeting(NamedTuple):
@@ -44,8 +47,8 @@ class Message:
 
     The head has weight, samples, whether there are more batches, whether to stop, the number of the
     exchange, and as many flags as were asked for. So a meeting costs one all-reduce, and every rank
-    leaves it knowing the same. A barrier before it tells waiting for slower ranks from
-    communication.
+    leaves it knowing the same. A coded vector travels by itself after the head. A barrier before it
+    all tells waiting for slower ranks from communication.
     """
 
     def __init__(self, world: World, vector: Vector, flags: int = 0, number: int = 0) -> None:
@@ -61,18 +64,37 @@ class Message:
         self.flags: Vector = self._all[_FIELDS : _FIELDS + flags]
         self.vector: Vector = self._all[head:]
         self.bytes_sent = 0
+        """By this rank, where an all-reduce sends no more than it must."""
 
-    def travel(self, part: Part, watch: Stopwatch, size: int | None = None) -> Meeting:
+    def travel(
+        self,
+        part: Part,
+        watch: Stopwatch,
+        size: int | None = None,
+        coded: CodedSum | None = None,
+    ) -> Meeting:
         """Sum flags and vector (or its first `size` elements) over all ranks, in place."""
         high, low = divmod(part.samples, _SPLIT)
         self._fields[:] = part.weight, high, low, part.more, part.stop, self._number
-        unused = 0 if size is None else self.vector.size - size
-        sent = self._all[: self._all.size - unused]
+        vector = self.vector[:size]
         watch.lap("compute")
         self._world.barrier()
         watch.lap("wait")
+        head = self._all.size - self.vector.size
+        self._sum(self._all[: head if coded else head + vector.size])
+        meeting = self._read_head()
+        if coded and meeting.weight:
+            self.bytes_sent += coded.all_reduce(vector)
+        elif coded:  # nobody gave anything: what rounding left behind waits for the next vector
+            vector[:] = 0
+        return meeting
+
+    def _sum(self, sent: Vector) -> None:
         self._world.all_reduce(sent)
-        self.bytes_sent += sent.nbytes
+        others = self._world.size - 1
+        self.bytes_sent += 2 * others * sent.nbytes // self._world.size
+
+    def _read_head(self) -> Meeting:
         weight, high, low, more, stop, number = self._fields.tolist()
         if number != self._number * self._world.size:
             raise WorldError(

@@ -7,8 +7,9 @@ from time import monotonic
 from typing import Any
 
 from paceline.comm import World
+from paceline.comm.coded_sum import make_sums
 from paceline.observe import Stopwatch
-from paceline.rules import BSP, WeightRule
+from paceline.rules import BSP, State, WeightRule
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Message, Part
 from paceline.vectors import Vector
@@ -19,20 +20,29 @@ class WeightExchange:
 
     A rank that has no further batch in the epoch meets at once, and again until no rank has one: so
     ranks may take different numbers of steps, and all end the epoch together. The rule's state is
-    made of the weights that the replicas start with in common.
+    made of the weights that the replicas have in common when they begin to train alone.
     """
+
+    free, works = False, True
 
     def __init__(self, world: World, replica: Any, rule: WeightRule, number: int = 0) -> None:
         self._replica, self._rule, self._alone = replica, rule, world.size == 1
+        self._plain = self._alone and rule.plain_alone
         self._gradients = (
-            GradientExchange(world, replica, BSP(), number) if rule.start_after else None
+            GradientExchange(world, replica, BSP(wire=rule.wire), number)
+            if rule.start_after
+            else None
         )
         weights = replica.parameters()
         self._slices = _cut(weights.size, rule.fragments)
-        largest = max(self._slices, key=lambda piece: piece.stop - piece.start)
-        self._message = Message(world, weights[largest], number=number)
-        self._state = rule.begin(weights)
+        sizes = [piece.stop - piece.start for piece in self._slices]
+        longest = 0 if self._plain else max(sizes)
+        self._message = Message(world, weights[:longest], number=number)
+        self._sums = make_sums(world, rule.wire, sizes, weights.dtype)
+        self._state: State | None = None
         self._steps_taken = self._meetings = 0
+        if not rule.start_after:
+            self._make_state()
         self._begin_period()
 
     @property
@@ -50,6 +60,8 @@ class WeightExchange:
         """Meet if it is time to, or if this rank has nothing else to do."""
         self._steps_taken += 1
         if self._steps_taken <= self._rule.start_after:
+            if self._steps_taken == self._rule.start_after:
+                self._make_state()
             self._begin_period()
             return None
         self._steps += 1
@@ -66,30 +78,40 @@ class WeightExchange:
             self._meet(more=True, stop=False, watch=watch)
 
     def centre(self) -> Vector | None:
-        """The rule's centre, where it has one."""
-        return self._rule.centre(self._state)
+        """The rule's centre, where it has one; before that, the replicas are equal."""
+        return None if self._state is None else self._rule.centre(self._state)
 
     def _meet(self, more: bool, stop: bool, watch: Stopwatch) -> Meeting:
-        part = Part(self._samples, self._weight, more, stop)
-        piece = self._slices[self._meetings % len(self._slices)]
-        weights = self._replica.parameters()[piece]
-        state = {name: vector[piece] for name, vector in self._state.items()}
-        sent = self._message.vector[: weights.size]
-        if self._alone:  # a weight of 1 keeps every bit
-            meeting = Meeting(int(part.samples), 1.0, more, stop)
-            self._rule.contribute(weights, state, 1.0, out=sent)
+        by_samples = self._rule.by_samples and not self._alone  # alone, 1 keeps every bit
+        part = Part(self._samples, self._weight if by_samples else 1.0, more, stop)
+        if self._state is None:
+            meeting = Meeting(int(part.samples), part.weight, more, stop)
         else:
-            self._rule.contribute(weights, state, part.weight, out=sent)
-            meeting = self._message.travel(part, watch, sent.size)
-        if meeting.weight:
-            self._rule.merge(sent, meeting.weight, weights, state)
-            self._replica.accept_parameters()
+            meeting = self._merge_next_piece(self._state, part, watch)
         if not self._rule.keep_momentum:
             self._replica.reset_optimizer()
         watch.lap("communication")
         self._meetings += 1
         self._begin_period()
         return meeting
+
+    def _merge_next_piece(self, whole: State, part: Part, watch: Stopwatch) -> Meeting:
+        turn = self._meetings % len(self._slices)
+        piece = self._slices[turn]
+        weights = self._replica.parameters()[piece]
+        state = {name: vector[piece] for name, vector in whole.items()}
+        sent = self._message.vector[: weights.size]
+        self._rule.contribute(weights, state, part.weight, out=sent)
+        coded = self._sums[turn] if self._sums else None
+        meeting = self._message.travel(part, watch, sent.size, coded)
+        if meeting.weight:
+            self._rule.merge(sent, meeting.weight, weights, state)
+            self._replica.accept_parameters()
+        return meeting
+
+    def _make_state(self) -> None:
+        if not self._plain:
+            self._state = self._rule.begin(self._replica.parameters())
 
     def _begin_period(self) -> None:
         self._steps, self._samples, self._weight = 0, 0.0, 0.0
