@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paceline.comm import World
     from paceline.errors import PacelineError
     from paceline.launch.world import init
-    from paceline.rules import BSP, Average, DiLoCo
+    from paceline.rules import BSP, EASGD, Average, DiLoCo, Downpour, Gossip
     from paceline.training.callbacks import Callback
     from paceline.training.pace import keep_pace, shard
     from paceline.training.trainer import Result, Trainer
@@ -24,6 +24,9 @@ _HOMES = {
     "BSP": "paceline.rules",
     "Callback": "paceline.training.callbacks",
     "DiLoCo": "paceline.rules",
+    "Downpour": "paceline.rules",
+    "EASGD": "paceline.rules",
+    "Gossip": "paceline.rules",
     "PacelineError": "paceline.errors",
     "Result": "paceline.training.trainer",
     "Trainer": "paceline.training.trainer",
@@ -35,9 +38,12 @@ _HOMES = {
 
 __all__ = [
     "BSP",
+    "EASGD",
     "Average",
     "Callback",
     "DiLoCo",
+    "Downpour",
+    "Gossip",
     "PacelineError",
     "Result",
     "Trainer",

@@ -10,22 +10,42 @@ from typing import Any
 from paceline.errors import ConfigError
 from paceline.rules.averaging import Average
 from paceline.rules.bsp import BSP
+from paceline.rules.centre import CentreRule, Terms
 from paceline.rules.diloco import DiLoCo
+from paceline.rules.downpour import Downpour
+from paceline.rules.easgd import EASGD
+from paceline.rules.gossip import Gossip
 from paceline.rules.weights import State, WeightRule
 
-Rule = BSP | Average | DiLoCo
+Rule = BSP | Average | DiLoCo | EASGD | Downpour | Gossip
 """The type of all rules."""
 
-RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (BSP, Average, DiLoCo)}
+RULES: dict[str, type[Rule]] = {
+    rule.name: rule for rule in (BSP, Average, DiLoCo, EASGD, Downpour, Gossip)
+}
 
-__all__ = ["BSP", "RULES", "Average", "DiLoCo", "Rule", "State", "WeightRule", "make_rule"]
+__all__ = [
+    "BSP",
+    "EASGD",
+    "RULES",
+    "Average",
+    "CentreRule",
+    "DiLoCo",
+    "Downpour",
+    "Gossip",
+    "Rule",
+    "State",
+    "Terms",
+    "WeightRule",
+    "make_rule",
+]
 
 
 def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:
     """A rule from its name, from `{"name": ..., setting: value, ...}`, or as it is.
 
-    >>> make_rule({"name": "bsp", "what": "weights", "every": 4})
-    BSP(what='weights', every=4)
+    >>> make_rule({"name": "gossip", "probability": 0.5})
+    Gossip(probability=0.5, wire='float32')
     """
     if isinstance(spec, Rule):
         return spec
