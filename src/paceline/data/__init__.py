@@ -2,6 +2,7 @@
 
 from paceline.data.batch import Batch
 from paceline.data.convert import as_source
+from paceline.data.dealing import Tickets, batches_per_epoch, dealt_batches
 from paceline.data.epochs import evaluation_batches, training_batches
 from paceline.data.files import open_data
 from paceline.data.prefetch import prefetched
@@ -17,7 +18,10 @@ __all__ = [
     "Shard",
     "Source",
     "Stream",
+    "Tickets",
     "as_source",
+    "batches_per_epoch",
+    "dealt_batches",
     "epoch_order",
     "evaluation_batches",
     "open_data",
