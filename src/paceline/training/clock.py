@@ -27,6 +27,13 @@ class Clock:
         self.samples += samples
         self.samples_in_epoch += samples
 
+    def locate(self, samples: int) -> None:
+        """One step of this worker, after which the world has consumed that many in all."""
+        self.step += 1
+        self.samples = samples
+        if self.samples_per_epoch:
+            self.epoch, self.samples_in_epoch = divmod(samples, self.samples_per_epoch)
+
     def end_epoch(self) -> None:
         self.epoch += 1
         self.samples_per_epoch = self.samples_in_epoch

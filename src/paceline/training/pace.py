@@ -10,13 +10,14 @@ from typing import Any
 from paceline.comm import World
 from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
 from paceline.data.shards import check_batch_size
+from paceline.errors import TrainingError
 from paceline.frameworks import limit_threads, make_loop
 from paceline.launch.threads import fair_threads
 from paceline.launch.world import init, together
 from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.rules import Rule, make_rule
-from paceline.training.exchange import Part, make_exchange, show_centre
+from paceline.training.exchange import FreeExchange, Part, make_exchange, show_centre
 from paceline.training.start import average_buffers, check_equal, start_equal
 
 
@@ -60,6 +61,10 @@ class Pace:
         self._usual = Part(1, 1.0, more=True)
         self._by: object = None
         self._given: float | None = None
+        exchange = self._exchange
+        everyone = tuple(range(world.size))
+        self.workers = exchange.roles.workers if isinstance(exchange, FreeExchange) else everyone
+        """The ranks that train; the others hold the centre and get no batches."""
 
     def weigh(self, weight: float) -> None:
         """Say what the next step's gradient stands for, if not samples: tokens, for example."""
@@ -67,6 +72,11 @@ class Pace:
 
     def before_step(self) -> None:
         """Exchange what the rule exchanges before the optimizer moves the weights."""
+        if not self._exchange.works:
+            raise TrainingError(
+                f"rank {self.world.rank} is a server by rule.servers and does not train; iterate "
+                "over paceline.shard(...), which gives it no batches, or look at pace.workers"
+            )
         self._part = self._make_part()
         self._watch.lap("compute")
         self._exchange.before_step(self._part, self._watch)
@@ -85,7 +95,7 @@ class Pace:
 
     def leave(self) -> None:
         """Take part, without samples, in the steps of the ranks that still have some."""
-        while self.world.size > 1:
+        while self.world.size > 1 or self._exchange.free:
             self._loop.clear_gradients()
             meeting = self._exchange.before_step(Part(), self._watch)
             if meeting is not None and meeting.more:
@@ -96,7 +106,7 @@ class Pace:
             if meeting is not None and not meeting.more:
                 break
         show_centre(self._loop, self._exchange)
-        average_buffers(self.world, self._loop)
+        average_buffers(self.world, self._loop, self._exchange.works)
 
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
@@ -174,8 +184,7 @@ class Batches:
         check_batch_size(batch_size)
         self.epoch = 0
         """The epoch that the next iteration gives."""
-        self._source = as_source(data)
-        self._shard = Shard(world.rank, world.size)
+        self._source, self._world = as_source(data), world
         self._batch_size, self._to = batch_size, to
         self._order = {"seed": seed, "shuffle": shuffle, "prefetch": prefetch}
 
@@ -183,7 +192,12 @@ class Batches:
         """Batches per epoch, the same on every rank."""
         if isinstance(self._source, Stream):
             raise TypeError("a stream has no known number of batches")
-        return len(plan_steps(len(self._source), self._shard.size, self._batch_size))
+        return len(plan_steps(len(self._source), len(self._workers()), self._batch_size))
+
+    def _workers(self) -> tuple[int, ...]:
+        """The ranks that share the samples: those that train in the block around, or all."""
+        around = (pace.workers for pace in _active.get() if pace.world is self._world)
+        return next(around, tuple(range(self._world.size)))
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
@@ -191,9 +205,12 @@ class Batches:
         if served is None:
             served = _Served()
             _served.set(served)
+        workers = self._workers()
+        if self._world.rank not in workers:
+            return
         for batch in training_batches(
             self._source,
-            shard=self._shard,
+            shard=Shard(workers.index(self._world.rank), len(workers)),
             batch_size=self._batch_size,
             epoch=epoch,
             **self._order,  # type: ignore[arg-type]

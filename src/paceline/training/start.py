@@ -46,8 +46,8 @@ def check_equal(world: World, replica: Any) -> None:
         )
 
 
-def average_buffers(world: World, replica: Any) -> None:
-    """Make untrained float state (BatchNorm statistics) the mean over the ranks.
+def average_buffers(world: World, replica: Any, works: bool = True) -> None:
+    """Make untrained float state (BatchNorm statistics) the mean over the ranks that train.
 
     The mean is taken of the differences from rank 0, so that a value which is the same everywhere
     (a mask, a constant) stays what it is to the last bit.
@@ -60,8 +60,11 @@ def average_buffers(world: World, replica: Any) -> None:
     differs = vector != reference  # infinities that are the same everywhere must not cancel to NaN
     np.subtract(vector, reference, out=vector, where=differs)
     vector[~differs] = 0.0
+    if not works:
+        vector[:] = 0.0
+    workers = sum(world.share(works))
     world.all_reduce(vector)
-    vector *= 1.0 / world.size
+    vector *= 1.0 / workers
     vector += reference
     replica.accept_buffers()
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from paceline.comm import World
-from paceline.data import Batch, Shard, training_batches
+from paceline.data import Batch, Shard, dealt_batches, training_batches
+from paceline.data.epochs import PREFETCH_DEPTH
 from paceline.errors import TrainingError
 from paceline.frameworks import Replica
 from paceline.observe import EventLog, Stopwatch
 from paceline.training.clock import Clock
 from paceline.training.config import RunConfig
-from paceline.training.exchange import Exchange, Meeting, Part
+from paceline.training.exchange import Exchange, FreeExchange, Meeting, Part
 
 StepHook = Callable[[float | None, int], None]
 """Called after a step with this rank's loss (None: it had no samples) and the world's samples."""
@@ -64,6 +65,45 @@ class Worker:
         self.world.all_reduce(totals)
         self.watch.lap("communication")
         return float(totals[0] / self.clock.samples_in_epoch)
+
+    def train_freely(
+        self,
+        source: Any,
+        before: Callable[[], None],
+        after: StepHook,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """All epochs at this worker's own pace, until no batch is left or somebody asks to stop.
+
+        `meanwhile` is called between steps, and while this worker waits for the last.
+        """
+        exchange = self.exchange
+        assert isinstance(exchange, FreeExchange)
+        exchange.ahead = exchange.period + PREFETCH_DEPTH
+        batches = self._dealt(source, exchange) if exchange.works else iter(())
+        began = self.watch.start()
+        while exchange.has_work(self.watch):
+            batch = next(batches)
+            self.watch.lap("data")
+            before()
+            loss, meeting = self._step(batch, more=True)
+            self.clock.locate(int(exchange.news.samples))
+            after(loss, meeting.samples if meeting else 0)
+            began = self._record(began, loss, batch)
+            meanwhile()
+        exchange.leave(self.watch, meanwhile)
+        self.stopped = exchange.news.stop
+
+    def _dealt(self, source: Any, exchange: FreeExchange) -> Iterator[Batch]:
+        data = self.config.data
+        return dealt_batches(
+            source,
+            exchange.tickets,
+            batch_size=data.batch_size * self.config.accumulate,
+            seed=self.config.seed,
+            shuffle=data.shuffle,
+            prefetch=data.prefetch,
+        )
 
     def _count(self, batch: Batch | None, meeting: Meeting | None) -> int:
         """Advance the clock by what the world took in this step.
@@ -116,7 +156,7 @@ class Worker:
         loss = self._gradients(batch)
         samples = batch.samples if batch is not None else 0
         weight = samples / (config.data.batch_size * config.accumulate)
-        part = Part(samples, weight, more, self.stop_asked)
+        part = Part(samples, weight, more, self.stop_asked, (loss or 0.0) * samples)
         meeting = self.exchange.before_step(part, self.watch)
         if batch is not None or meeting is not None:
             if config.clip_norm is not None:

@@ -48,10 +48,10 @@ def fit(tmp_path, ranks, rule, epochs=2, momentum=0.9, **settings):
     return results[0]
 
 
-def own_loop(rule, ranks, epochs=2):
+def own_loop(rule, ranks, epochs=2, momentum=0.9):
     def program(world):
         model = build()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=momentum)
         batches = paceline.shard(data(), BATCH, to=torch.from_numpy)
         with paceline.keep_pace(model, optimizer, rule=rule):
             for _ in range(epochs):

@@ -8,17 +8,34 @@ from typing import Any, Protocol
 
 from paceline.comm import World
 from paceline.observe import Stopwatch
-from paceline.rules import Rule
+from paceline.rules import BSP, Rule
+from paceline.training.exchange.centre import CentreExchange
+from paceline.training.exchange.free import FreeExchange
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Part
+from paceline.training.exchange.peers import GossipExchange
 from paceline.training.exchange.weights import WeightExchange
 from paceline.vectors import Vector
 
-__all__ = ["Exchange", "Meeting", "Part", "at_centre", "make_exchange", "show_centre"]
+__all__ = [
+    "Exchange",
+    "FreeExchange",
+    "Meeting",
+    "Part",
+    "at_centre",
+    "goes_freely",
+    "make_exchange",
+    "show_centre",
+]
 
 
 class Exchange(Protocol):
     """What a worker calls around each of its steps; each call may meet the other ranks, or not."""
+
+    free: bool
+    """Whether workers go at their own pace: then nobody waits for others at the end of an epoch."""
+    works: bool
+    """Whether this rank trains."""
 
     @property
     def bytes_sent(self) -> int:
@@ -38,12 +55,36 @@ class Exchange(Protocol):
 
 
 _EXCHANGES: dict[str, Any] = {"gradients": GradientExchange, "weights": WeightExchange}
+_FREE: dict[str, Any] = {"centre": CentreExchange, "peers": GossipExchange}
 
 
-def make_exchange(world: World, replica: Any, rule: Rule, number: int = 0) -> Exchange:
-    """The exchange of the kind that the rule needs; the replicas are equal already."""
-    rule = getattr(rule, "carried_out_as", rule)
-    exchange: Exchange = _EXCHANGES[rule.meets](world, replica, rule, number)
+def goes_freely(rule: Rule, world: World) -> bool:
+    """Whether workers go at their own pace by this rule."""
+    return _carried_out(rule, world).meets in _FREE
+
+
+def _carried_out(rule: Rule, world: World) -> Any:
+    """The rule that does what this one asks for in such a world."""
+    carried_out: Any = getattr(rule, "carried_out_as", rule)
+    if world.size == 1 and carried_out.meets in _FREE and carried_out.plain_alone:
+        return BSP()
+    return carried_out
+
+
+def make_exchange(
+    world: World, replica: Any, rule: Rule, number: int = 0, batches: int = 0
+) -> Exchange:
+    """The exchange of the kind that the rule needs; the replicas are equal already.
+
+    `batches` are those of the whole run, if they are to be dealt to workers that go at their own
+    pace.
+    """
+    carried_out = _carried_out(rule, world)
+    exchange: Exchange
+    if carried_out.meets in _FREE:
+        exchange = _FREE[carried_out.meets](world, replica, carried_out, number, batches)
+    else:
+        exchange = _EXCHANGES[carried_out.meets](world, replica, carried_out, number)
     return exchange
 
 
@@ -58,11 +99,13 @@ def show_centre(replica: Any, exchange: Exchange) -> None:
 @contextmanager
 def at_centre(replica: Any, exchange: Exchange) -> Iterator[None]:
     """Inside, the replica is the centre; afterwards it is where it was."""
-    if exchange.centre() is None:
+    centre = exchange.centre()
+    if centre is None:
         yield
         return
     own = replica.parameters().copy()
-    show_centre(replica, exchange)
+    replica.parameters()[:] = centre
+    replica.accept_parameters()
     try:
         yield
     finally:

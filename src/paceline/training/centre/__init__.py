@@ -1,0 +1,109 @@
+"""The centre of asynchronous rules: where it lies, how a worker reaches it, who keeps count."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from paceline.comm import World
+from paceline.errors import ConfigError, WorldError
+from paceline.launch.world import fail
+from paceline.rules import Terms
+from paceline.training.centre.host import Host
+from paceline.training.centre.ledger import News, Report
+from paceline.training.centre.node import NodeCentre
+from paceline.training.centre.remote import RemoteCentre, cut
+from paceline.training.centre.roles import Roles, assign_roles, hosted_by_workers
+from paceline.training.centre.sides import Direct, Distant, Parcel, Side
+from paceline.vectors import Vector
+
+__all__ = [
+    "Centre",
+    "Direct",
+    "Distant",
+    "News",
+    "Parcel",
+    "Report",
+    "Roles",
+    "Side",
+    "find_centre",
+]
+
+_FIRST_TAG = 1000
+
+
+class Centre(Protocol):
+    """What a worker asks of the centre, wherever it lies."""
+
+    bytes_sent: int
+    """To the centre and back, by this worker."""
+
+    def report(self, report: Report) -> News:
+        """Tell the ledger, and hear from it."""
+
+    def meet(self, report: Report, terms: Terms, side: Side) -> News:
+        """One exchange of this worker with the centre."""
+
+    def look(self, out: Vector) -> None:
+        """Copy the centre as it is now."""
+
+    def farewell(self) -> None:
+        """This worker will not ask again."""
+
+    def close(self, out: Vector) -> None:
+        """The last state of the centre, on every rank; all come here together."""
+
+
+def find_centre(
+    world: World, rule: Any, servers: int | None, weights: Vector, number: int, batches: int
+) -> tuple[Centre, Roles]:
+    """Make the centre together with all ranks, who hold the same weights; and who does what."""
+    roles = assign_roles(world, servers)
+    if not roles.hosts:
+        try:
+            _check_wire(rule)
+            return NodeCentre(world, rule, weights, world.rank, batches), roles
+        except WorldError as error:  # the same on all ranks
+            if servers is not None:
+                raise
+            roles = hosted_by_workers(world, f"the node's memory is too small: {error}")
+    if not weights.size:  # one rank keeps the ledger, and nothing else is to be kept
+        roles = replace(roles, hosts=roles.hosts[:1])
+    return _reach(world, rule, weights, roles, number, batches), roles
+
+
+def _reach(
+    world: World, rule: Any, weights: Vector, roles: Roles, number: int, batches: int
+) -> Centre:
+    tags = (_FIRST_TAG + 2 * number, _FIRST_TAG + 2 * number + 1)
+    host = None
+    if world.rank in roles.hosts:
+        _check_threads(world, roles)
+        piece = cut(weights.size, len(roles.hosts))[roles.hosts.index(world.rank)]
+        on_error = partial(_fail, world)
+        host = Host(world, rule, weights[piece], roles.workers, batches, tags, on_error)
+    return RemoteCentre(world, rule, weights, roles, tags, host)
+
+
+def _fail(world: World, error: BaseException) -> None:
+    """A host's thread has failed: end all ranks."""
+    with suppress(WorldError):  # where ranks are threads, this one ends with the others
+        fail(world, error)
+
+
+def _check_wire(rule: Any) -> None:
+    if rule.wire != "float32":
+        raise ConfigError(
+            f"rule.wire is {rule.wire}, but all ranks share a node and the centre lies in its "
+            "memory: nothing is sent. Leave it out, or set rule.servers=1"
+        )
+
+
+def _check_threads(world: World, roles: Roles) -> None:
+    if world.rank in roles.workers and not world.threads_may_talk:
+        raise ConfigError(
+            "this MPI lets one thread talk at a time, so a worker cannot hold a piece of the "
+            "centre; set rule.servers=1"
+        )

@@ -1,0 +1,114 @@
+"""A centre in the memory of the node: every worker meets it directly, chunk by chunk."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import World
+from paceline.rules import State, Terms
+from paceline.training.centre.ledger import Ledger, News, Report
+from paceline.training.centre.sides import Side
+from paceline.vectors import ALIGNMENT_BYTES, Vector
+
+CHUNK_ELEMENTS = 64 * 1024
+"""An exchange of one chunk stays in the cache and holds its lock for some ten microseconds."""
+
+_LEDGER_LOCK = 0
+
+
+class NodeCentre:
+    """One vector for all ranks of a node, the optimizer's state beside it, and the ledger.
+
+    A chunk has a lock of its own, and what one worker does to it another sees wholly or not at all;
+    different workers may be in different chunks. Nothing is sent.
+    """
+
+    def __init__(self, world: World, rule: Any, weights: Vector, worker: int, batches: int) -> None:
+        """All ranks make it together, with the same weights; `worker` is which of them this is."""
+        self._world, self._rule, self._worker = world, rule, worker
+        self._pieces = _chunks(weights.size)
+        sizes = [piece.stop - piece.start for piece in self._pieces]
+        states = [rule.begin_centre(size, weights.dtype) for size in sizes]
+        numbers = np.zeros(Ledger.size(world.size))
+        arrays = [numbers, weights, *chain.from_iterable(state.values() for state in states)]
+        self._memory = world.node_memory(
+            sum(_room(array) for array in arrays), locks=1 + len(self._pieces)
+        )
+        lies = _place(self._memory.bytes, arrays, fill=worker == 0)
+        self._ledger = Ledger(lies[0], world.size, batches)
+        self._centre, rest = lies[1], iter(lies[2:])
+        self._states: list[State] = [{name: next(rest) for name in state} for state in states]
+        self._scratch = np.empty((2, min(CHUNK_ELEMENTS, max(1, weights.size))), weights.dtype)
+        self.bytes_sent = 0
+        world.barrier()
+
+    def report(self, report: Report) -> News:
+        """Tell the ledger, and hear from it."""
+        self._world.check()
+        with self._memory.hold(_LEDGER_LOCK):
+            return self._ledger.enter(self._worker, report, self._rule.scale)
+
+    def meet(self, report: Report, terms: Terms, side: Side) -> News:
+        """One exchange of this worker with the centre."""
+        news = self.report(report)
+        terms = terms._replace(scale=news.scale)
+        pull = report.pull or not news.scale
+        first = self._worker * len(self._pieces) // self._world.size  # workers in different places
+        for index in chain(range(first, len(self._pieces)), range(first)):
+            self._trade(index, report.push, pull, terms, side)
+        return news
+
+    def _trade(self, index: int, push: bool, pull: bool, terms: Terms, side: Side) -> None:
+        piece, state = self._pieces[index], self._states[index]
+        centre = self._centre[piece]
+        sent, reply = self._scratch[:, : centre.size]
+        if push:
+            side.give(piece, terms, sent)
+        with self._memory.hold(1 + index):
+            if push and terms.scale:
+                self._rule.absorb(sent, centre, state, terms)
+            if pull and self._rule.answers == "centre":
+                reply[:] = centre
+        if pull:
+            side.take(piece, reply if self._rule.answers == "centre" else sent)
+
+    def look(self, out: Vector) -> None:
+        """Copy the centre as it is now, each chunk whole."""
+        for index, piece in enumerate(self._pieces):
+            with self._memory.hold(1 + index):
+                out[piece] = self._centre[piece]
+
+    def farewell(self) -> None:
+        """This worker will not ask again."""
+
+    def close(self, out: Vector) -> None:
+        """The last state of the centre, on every rank; all come here together."""
+        self._world.barrier()
+        self.look(out)
+        self._memory.close()
+
+
+def _chunks(size: int) -> list[slice]:
+    return [
+        slice(first, min(first + CHUNK_ELEMENTS, size)) for first in range(0, size, CHUNK_ELEMENTS)
+    ]
+
+
+def _room(array: Vector) -> int:
+    """Bytes for an array that begins on a cache line."""
+    return -(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _place(memory: Vector, arrays: list[Vector], fill: bool) -> list[Vector]:
+    """Lay the arrays out in the memory, one after the other."""
+    placed, at = [], 0
+    for array in arrays:
+        lies = memory[at : at + array.nbytes].view(array.dtype)
+        if fill:
+            lies[:] = array
+        placed.append(lies)
+        at += _room(array)
+    return placed

@@ -1,0 +1,94 @@
+"""A worker's side of an exchange with the centre: what it gives, and what it does with the answer.
+
+The centre asks for pieces of the vector and answers by pieces: a chunk in the node's memory, a
+server's shard. Each is a piece of the same mathematics.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+
+from paceline.rules import CentreRule, State, Terms
+from paceline.vectors import Vector
+
+
+class Side(Protocol):
+    """What the centre asks of a worker."""
+
+    def give(self, piece: slice, terms: Terms, out: Vector) -> None:
+        """Write what it pushes."""
+
+    def take(self, piece: slice, reply: Vector) -> None:
+        """Take the answer to a pull."""
+
+
+class Direct:
+    """A worker that waits for its exchange: pieces go straight from and to its replica."""
+
+    def __init__(self, rule: CentreRule, weights: Vector, state: State) -> None:
+        self._rule, self._weights, self._state = rule, weights, state
+
+    def give(self, piece: slice, terms: Terms, out: Vector) -> None:
+        self._rule.outgoing(self._weights[piece], _cut(self._state, piece), terms, out)
+
+    def take(self, piece: slice, reply: Vector) -> None:
+        weights = self._weights[piece]
+        self._rule.incoming(reply, weights, weights, _cut(self._state, piece))
+
+
+class Parcel:
+    """A worker that goes on computing: what it sends and gets is kept until it comes back to it."""
+
+    def __init__(self, rule: CentreRule, weights: Vector, state: State) -> None:
+        self._rule, self._weights, self._state = rule, weights, state
+        self._sent, self._reply = np.empty_like(weights), np.empty_like(weights)
+        self._at = np.empty_like(weights)
+        self._answered = False
+
+    def pack(self, push: bool, terms: Terms) -> None:
+        """Keep the replica as it is now, and what is pushed of it."""
+        self._at[:] = self._weights
+        self._answered = False
+        if push:
+            self._rule.outgoing(self._weights, self._state, terms, self._sent)
+
+    def give(self, piece: slice, terms: Terms, out: Vector) -> None:
+        out[:] = self._sent[piece]
+
+    def take(self, piece: slice, reply: Vector) -> None:
+        self._reply[piece] = reply
+        self._answered = True
+
+    def unpack(self) -> None:
+        """Let the answer, if there is one, move the replica, which has gone on meanwhile."""
+        if self._answered:
+            self._rule.incoming(self._reply, self._at, self._weights, self._state)
+
+
+class Distant:
+    """Measures, around another side, how far the replica was from the centre."""
+
+    def __init__(self, side: Side, rule: CentreRule, weights: Vector) -> None:
+        self._side, self._rule, self._weights = side, rule, weights
+        self._squared, self._force = 0.0, 1.0
+
+    def give(self, piece: slice, terms: Terms, out: Vector) -> None:
+        self._force = terms.force
+        self._side.give(piece, terms, out)
+
+    def take(self, piece: slice, reply: Vector) -> None:
+        if self._rule.answers == "move":
+            self._squared += float(np.dot(reply, reply)) / self._force**2
+        else:
+            apart = reply - self._weights[piece]
+            self._squared += float(np.dot(apart, apart))
+        self._side.take(piece, reply)
+
+    def distance(self) -> float:
+        return float(np.sqrt(self._squared))
+
+
+def _cut(state: dict[str, Any], piece: slice) -> State:
+    return {name: vector[piece] for name, vector in state.items()}

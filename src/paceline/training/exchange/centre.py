@@ -1,0 +1,134 @@
+"""The exchange of rules with a centre: now and then, with the centre alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import World
+from paceline.observe import Stopwatch
+from paceline.rules import CentreRule, Terms
+from paceline.training.centre import Direct, Distant, News, Parcel, Report, find_centre
+from paceline.training.exchange.free import FreeExchange
+from paceline.vectors import Vector
+
+
+class CentreExchange(FreeExchange):
+    """Brings a worker together with the centre when the rule says so.
+
+    With `overlap` an exchange travels in a thread while the worker goes on, and moves the replica
+    at the end of the first step after it has come back, at the latest before the next exchange.
+    """
+
+    def __init__(
+        self, world: World, replica: Any, rule: CentreRule, number: int = 0, batches: int = 0
+    ) -> None:
+        weights = replica.parameters()
+        centre, roles = find_centre(world, rule, rule.servers, weights, number, batches)
+        super().__init__(world, replica, centre, roles)
+        self._rule = rule
+        self._state = rule.begin_worker(weights)
+        self.period = next(step for step in count(1) if any(rule.due(step)))
+        self._steps_since_push = 0
+        self._thread: ThreadPoolExecutor | None = None
+        self._under_way: Future[News] | None = None
+        if rule.overlap and self.works:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-exchange")
+            self._parcel = Parcel(rule, weights, self._state)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._centre.bytes_sent
+
+    def report(self) -> None:
+        self._take_back()  # one conversation at a time
+        super().report()
+
+    def centre(self) -> Vector | None:
+        """The result once all have left; before that, the centre as it is now."""
+        if self._final is not None:
+            return self._final
+        self._take_back()
+        copy: Vector = np.empty_like(self._replica.parameters())
+        self._centre.look(copy)
+        return copy
+
+    def _after(self, watch: Stopwatch) -> bool:
+        self._steps_since_push += 1
+        push, pull = self._rule.due(self._steps_taken)
+        back = self._under_way is not None and self._under_way.done()
+        if not (push or pull):
+            if back:
+                self._take_back()
+                watch.lap("communication")
+            return back
+        watch.lap("compute")
+        self._meet(push, pull)
+        watch.lap("communication")
+        return True
+
+    def _before_leaving(self, watch: Stopwatch) -> None:
+        """Give the centre the steps since the last push; what comes back is not needed."""
+        watch.lap("compute")
+        if self._steps_since_push:
+            self._meet(push=True, pull=self._rule.answers == "move")
+        self._take_back()
+        if self._thread is not None:
+            self._thread.shutdown()
+        watch.lap("communication")
+
+    def _while_waiting(self) -> None:
+        """Nothing more can come."""
+
+    def _conclude(self) -> Vector:
+        final = self._copy_of_weights()
+        self._centre.close(final)
+        return final
+
+    def _meet(self, push: bool, pull: bool) -> None:
+        self._take_back()
+        workers = len(self.roles.workers)
+        terms = self._rule.terms(self._steps_taken, self._steps_since_push, workers)
+        if push:
+            self._steps_since_push = 0
+        report = self._make_report(push, pull)
+        if self._thread is None:
+            weights = self._replica.parameters()
+            self._go(report, terms, Direct(self._rule, weights, self._state))
+        else:
+            self._replica.parameters()
+            self._parcel.pack(push, terms)
+            self._under_way = self._thread.submit(self._travel, report, terms, self._parcel)
+
+    def _go(self, report: Report, terms: Terms, side: Direct) -> None:
+        self._hear(self._travel(report, terms, side))
+        self._replica.accept_parameters()
+
+    def _travel(self, report: Report, terms: Terms, side: Direct | Parcel) -> News:
+        before = self._centre.bytes_sent
+        measured = Distant(side, self._rule, self._replica.parameters())
+        news = self._centre.meet(report, terms, measured)
+        if report.push:
+            self.staleness[news.staleness] += 1
+            self.refused += not news.scale
+        self._note(
+            bytes=self._centre.bytes_sent - before,
+            staleness=news.staleness if report.push else None,
+            scale=news.scale,
+            distance=measured.distance() if report.pull or not news.scale else None,
+        )
+        return news
+
+    def _take_back(self) -> None:
+        """Wait for the exchange that is under way, if one is, and let it move the replica."""
+        if self._under_way is None:
+            return
+        pulled, self._under_way = self._under_way, None
+        news = pulled.result()
+        self._replica.parameters()
+        self._parcel.unpack()
+        self._replica.accept_parameters()
+        self._hear(news)

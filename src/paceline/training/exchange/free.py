@@ -1,0 +1,165 @@
+"""What exchanges of workers that go at their own pace have in common: they keep count."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import Patience, World
+from paceline.data import Tickets
+from paceline.observe import Stopwatch
+from paceline.training.centre import Centre, News, Report, Roles
+from paceline.training.exchange.message import Meeting, Part
+from paceline.vectors import Vector
+
+_LOOK_EVERY_S = 0.02
+"""How often a worker that is through asks whether the others are."""
+
+
+class FreeExchange(ABC):
+    """A worker reports to the ledger as it meets the others, and nobody waits for anybody.
+
+    At the end each worker says that it has left, and all wait for the last; so workers may take
+    different numbers of steps, and leave when they like.
+    """
+
+    free = True
+    period: int
+    """Steps between two reports."""
+
+    def __init__(self, world: World, replica: Any, centre: Centre, roles: Roles) -> None:
+        self._world, self._replica, self._centre = world, replica, centre
+        self.roles = roles
+        self.works = world.rank in roles.workers
+        """Whether this rank trains."""
+        self.news = News(working=len(roles.workers))
+        """What this worker heard last."""
+        self.tickets = Tickets()
+        """The batches that it may take."""
+        self.ahead = 0
+        """How many batches it wants to have in hand; 0 if they are not dealt."""
+        self.on_exchange: Callable[[dict[str, Any]], None] | None = None
+        """Called with the facts of each exchange."""
+        self.staleness: Counter[int] = Counter()
+        self.exchanges = self.refused = 0
+        self._steps_taken = 0
+        self._samples = self._loss = 0.0
+        self._stop = False
+        self._final: Vector | None = None
+
+    def describe(self) -> str:
+        """For the user: who does what."""
+        return self.roles.describe()
+
+    @property
+    @abstractmethod
+    def bytes_sent(self) -> int:
+        """Since the start, by this rank."""
+
+    @abstractmethod
+    def _after(self, watch: Stopwatch) -> bool:
+        """A step is done: meet others if it is time to; whether the ledger was told."""
+
+    @abstractmethod
+    def _before_leaving(self, watch: Stopwatch) -> None:
+        """The last step is done: give what is still to be given."""
+
+    @abstractmethod
+    def _while_waiting(self) -> None:
+        """This worker has left and others have not."""
+
+    @abstractmethod
+    def _conclude(self) -> Vector:
+        """All have left, and all come here together: the weights that are the result."""
+
+    def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+        """All is done after the step."""
+        return None
+
+    def after_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+        """Meet if it is time to. A rank that has no batch, and no more, leaves."""
+        if not part.samples and not part.more:
+            self.leave(watch)
+            return Meeting(0, 0.0, more=False, stop=self.news.stop)
+        self._steps_taken += 1
+        self._samples += part.samples
+        self._loss += part.loss
+        before, self._stop = self.news.samples, self._stop or part.stop
+        if not self._after(watch):
+            if not part.stop:
+                return None
+            self.report()
+        return Meeting(int(self.news.samples - before), 1.0, more=True, stop=self.news.stop)
+
+    def end_epoch(self, watch: Stopwatch) -> None:
+        """Epochs are counted, not waited for."""
+        return
+
+    def report(self) -> None:
+        """Tell the ledger what was done since the last time."""
+        self._hear(self._centre.report(self._make_report()))
+
+    def ask_to_stop(self) -> None:
+        """Let all workers stop after the step they are in."""
+        self._stop = True
+        self.report()
+
+    def has_work(self, watch: Stopwatch) -> bool:
+        """Whether there is a batch to take; asks for some if none is in hand."""
+        if self.news.stop or not self.works:
+            return False
+        if not self.tickets.outstanding:
+            self.report()
+            watch.lap("communication")
+        return self.tickets.outstanding > 0
+
+    def leave(self, watch: Stopwatch, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Train no more, and wait until nobody does; `meanwhile` is called again and again."""
+        self.tickets.drop()
+        if self.works:
+            self._before_leaving(watch)
+            self._hear(self._centre.report(self._make_report(left=True)))
+            patience = Patience(_LOOK_EVERY_S, yields=0, shortest_s=0.001)
+            while self.news.working:
+                self._while_waiting()
+                meanwhile()
+                patience.pause()
+                self._hear(self._centre.report(Report()))
+            watch.lap("wait")
+            self._centre.farewell()
+        self._final = self._conclude()
+
+    def centre(self) -> Vector | None:
+        """The result once all have left."""
+        return self._final
+
+    def tally(self) -> dict[str, Any]:
+        """This worker's exchanges, and how stale its view of the centre was at each."""
+        histogram = {str(age): count for age, count in sorted(self.staleness.items())}
+        facts = {"exchanges": self.exchanges, "staleness": histogram}
+        return facts | ({"refused": self.refused} if self.refused else {})
+
+    def _make_report(self, push: bool = False, pull: bool = False, left: bool = False) -> Report:
+        """What is to be told; it counts as told."""
+        wanted = 0 if left or self._stop else max(0, self.ahead - self.tickets.outstanding)
+        report = Report(self._samples, self._loss, self._stop, push, pull, wanted, left)
+        self._samples = self._loss = 0.0
+        return report
+
+    def _hear(self, news: News) -> None:
+        self.news = news
+        if news.last > news.first:
+            self.tickets.grant(news.first, news.last)
+
+    def _note(self, **facts: Any) -> None:
+        """An exchange has taken place."""
+        self.exchanges += 1
+        if self.on_exchange is not None:
+            self.on_exchange(facts)
+
+    def _copy_of_weights(self) -> Vector:
+        return np.array(self._replica.parameters())

@@ -1,0 +1,117 @@
+"""One run of a Trainer: what epochs in lock step and epochs at the workers' own pace share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from paceline.comm import World
+from paceline.errors import ConfigError
+from paceline.observe import EpochRecord, EventLog, Progress, TimeSplit
+from paceline.training.callbacks import Logs
+from paceline.training.exchange import Exchange, at_centre
+from paceline.training.stopping import Stopping
+from paceline.training.validation import validate
+from paceline.training.worker import StepHook, Worker
+
+if TYPE_CHECKING:
+    from paceline.training.trainer import Trainer
+
+ASKED = "a callback asked for it"
+_FIGURES = ("train_loss", "val_loss", "val_accuracy", "learning_rate", "samples_per_s")
+
+
+@dataclass
+class Run(ABC):
+    """All epochs of a run, on one rank."""
+
+    trainer: Trainer
+    worker: Worker
+    exchange: Exchange
+    train: Any
+    validation: Any
+    events: EventLog
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.world, self.config = self.trainer.world, self.trainer.config
+        self.clock, self.history = self.trainer.clock, self.trainer.history
+        self.replica = self.trainer.replica
+        self.stopping = Stopping(self.config.stop)
+
+    @abstractmethod
+    def run(self) -> str | None:
+        """Train to the last epoch; the reason if the run ended early."""
+
+    def call(self, event: str, *details: Any) -> None:
+        """Tell the user's callbacks of an event."""
+        for callback in self.trainer.callbacks:
+            function = getattr(callback, event, None)  # a callback need not derive from Callback
+            if function is not None:
+                function(self.trainer, *details)
+
+    def step_hooks(self, began: float) -> tuple[Any, StepHook]:
+        """What a worker calls before and after each step of an epoch that began then."""
+        before_run = self.clock.samples - self.clock.samples_in_epoch
+
+        def before() -> None:
+            self.call("on_batch_begin", self.clock.step + 1)
+
+        def after(loss: float | None, samples: int) -> None:
+            rate = (self.clock.samples - before_run) / (perf_counter() - began)
+            done = self.clock.samples_in_epoch
+            epoch = min(self.clock.epoch + 1, self.config.epochs)
+            self.progress.update(epoch, done, loss, rate)
+            self.call("on_batch_end", self.clock.step, {"loss": loss, "samples": samples})
+
+        return before, after
+
+    def validate(self, world: World) -> Logs:
+        """The figures of the centre on the validation data, shared among the ranks of `world`."""
+        if self.validation is None:
+            return {}
+        size, target = self.config.data.validation_batch_size, self.config.stop.target
+        with at_centre(self.replica, self.exchange):
+            logs = validate(world, self.replica, self.validation, size, self.worker.watch)
+        if logs["val_accuracy"] is None and "val_accuracy" in (target or ""):
+            raise ConfigError(
+                f"stop.target is {target!r}, but this loss has no accuracy; use val_loss"
+            )
+        self.call("on_validation_end", logs)
+        return logs
+
+    def note(self, record: EpochRecord) -> Logs:
+        """Keep an epoch's record and show it; its figures."""
+        self.history.append(record)
+        figures: Logs = {name: getattr(record, name) for name in _FIGURES}
+        details: dict[str, Any] = {"epoch": record.epoch, **figures}
+        self.events.write(
+            "epoch",
+            step=self.clock.step,
+            seconds=record.seconds,
+            loss=record.train_loss,
+            samples=record.samples,
+            **details,
+        )
+        self.progress.epoch_end(record)
+        return figures
+
+    def save_history(self) -> None:
+        self.history.save(self.trainer.run_dir / "history.json")
+
+    def end(self, reason: str | None) -> None:
+        """Say why the run ended early, if it did, and that it has ended."""
+        if reason:
+            self.progress.message(f"stopped after epoch {len(self.history)}: {reason}")
+        self.call("on_train_end")
+
+
+def mean_over_ranks(world: World, split: TimeSplit) -> TimeSplit:
+    """Where the time of all ranks went, divided by their number."""
+    seconds = np.array([split.compute, split.wait, split.communication, split.data])
+    world.all_reduce(seconds)
+    return TimeSplit(*(float(value) / world.size for value in seconds))

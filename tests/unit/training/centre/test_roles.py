@@ -1,0 +1,47 @@
+"""Who trains and who holds the centre, and what the user is told of it."""
+
+import pytest
+
+from paceline.comm import run_world
+from paceline.errors import ConfigError
+from paceline.training.centre.roles import assign_roles
+
+ONE_NODE = [(0, 1, 2, 3)]
+TWO_NODES = [(0, 1, 2), (3, 4, 5)]
+UNEVEN = [(0,), (1, 2)]
+
+
+def roles_on(nodes, servers):
+    def program(world):
+        world.node_ranks = next(ranks for ranks in nodes if world.rank in ranks)
+        return assign_roles(world, servers)
+
+    found = run_world(sum(map(len, nodes)), program)
+    assert all(roles == found[0] for roles in found)
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "servers", "workers", "hosts", "words"),
+    [
+        (ONE_NODE, None, (0, 1, 2, 3), (), "in the node's memory (all ranks share it)"),
+        (ONE_NODE, 0, (0, 1, 2, 3), (), "in the node's memory (as rule.servers says)"),
+        (ONE_NODE, 1, (0, 1, 2), (3,), "3 workers, server 3 (as rule.servers says)"),
+        (ONE_NODE, 3, (0,), (1, 2, 3), "1 workers, servers 1, 2, 3"),
+        (TWO_NODES, None, (0, 1, 3, 4), (2, 5), "servers 2, 5 (one rank on each of 2 nodes)"),
+        (TWO_NODES, 1, (0, 1, 3, 4, 5), (2,), "server 2"),
+        (TWO_NODES, 3, (0, 3, 4), (1, 2, 5), "servers 1, 2, 5"),
+        (TWO_NODES, 0, (0, 1, 2, 3, 4, 5), (0, 1, 2, 3, 4, 5), "each worker holds a piece"),
+        (UNEVEN, None, (0, 1, 2), (0, 1, 2), "better used to train"),
+        (UNEVEN, 2, (0,), (1, 2), "servers 1, 2"),  # rank 0 leads: it is never a server
+    ],
+)
+def test_roles(nodes, servers, workers, hosts, words):
+    roles = roles_on(nodes, servers)
+    assert (roles.workers, roles.hosts) == (workers, hosts)
+    assert words in roles.describe()
+
+
+def test_somebody_must_train():
+    with pytest.raises(ConfigError, match=r"rule\.servers is 4 and there are 4 ranks"):
+        roles_on(ONE_NODE, 4)
