@@ -80,6 +80,8 @@ class FreeRun(Run):
         average_buffers(self.world, self.replica, exchange.works)
         if exchange.works:
             self.events.write("exchanges", step=self.clock.step, **exchange.tally())
+        tallies = self.world.share(exchange.tally() if exchange.works else None)
+        self.trainer.facts["exchanges"] = tallies
         self._end_last_epoch()
         reason = self.reason or (ASKED if self.worker.stopped else None)
         self.reason = self.world.tell(reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,8 @@ from paceline.observe import Stopwatch, TimeSplit
 from paceline.rules import Rule, make_rule
 from paceline.training.exchange import FreeExchange, Part, make_exchange, show_centre
 from paceline.training.start import average_buffers, check_equal, start_equal
+
+_log = logging.getLogger("paceline.training")
 
 
 class _Served:
@@ -65,6 +68,8 @@ class Pace:
         everyone = tuple(range(world.size))
         self.workers = exchange.roles.workers if isinstance(exchange, FreeExchange) else everyone
         """The ranks that train; the others hold the centre and get no batches."""
+        if isinstance(exchange, FreeExchange) and world.rank == 0:
+            _log.info("rule %s: %s", rule.name, exchange.describe())
 
     def weigh(self, weight: float) -> None:
         """Say what the next step's gradient stands for, if not samples: tokens, for example."""

@@ -91,6 +91,7 @@ class Trainer:
     def _fit(self) -> Result:
         config, world = self.config, self.world
         self.clock, self.history = Clock(), History()
+        self.facts: dict[str, Any] = {}
         setup_logging(world.rank, world.size)
         seed_generators(config.seed)  # functions that make data may draw random numbers
         train, validation = open_datasets(config, world)
@@ -119,6 +120,7 @@ class Trainer:
         self.replica.release()
         seconds = time.perf_counter() - began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
+        summary |= self.facts
         once(world, lambda: self._save(summary))
         return Result(
             getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir

@@ -48,7 +48,9 @@ class Numbers:
         return 1.0, {"w": np.ones(40)}
 
 
-def count_through(tmp_path, rule, ranks, epochs=3, delays=None, callbacks=None, **settings):
+def count_through(
+    tmp_path, rule, ranks, epochs=3, delays=None, callbacks=None, prefetch=0, **settings
+):
     """A run over numbered samples: what each rank saw, and the result."""
     numbers = np.arange(SAMPLES, dtype=np.float64)[:, None]
     delays, callbacks = delays or [0.0] * ranks, callbacks or [()] * ranks
@@ -58,7 +60,7 @@ def count_through(tmp_path, rule, ranks, epochs=3, delays=None, callbacks=None, 
         result = Trainer(
             model.build, numbers, world=world, rule=rule, epochs=epochs, progress="off",
             callbacks=callbacks[world.rank], run_dir=str(tmp_path / "run"),
-            data={"batch_size": BATCH}, **settings,
+            data={"batch_size": BATCH, "prefetch": prefetch}, **settings,
         ).fit()  # fmt: skip
         return model.seen, result, world._hub.mail
 
@@ -74,8 +76,11 @@ def all_of(seen):
 
 
 @every_rule
-def test_every_sample_is_used_once_per_epoch_and_no_message_is_left(tmp_path, rule, ranks):
-    seen, result = count_through(tmp_path, rule, ranks)
+@pytest.mark.parametrize("prefetch", [0, 3])
+def test_every_sample_is_used_once_per_epoch_and_no_message_is_left(
+    tmp_path, rule, ranks, prefetch
+):
+    seen, result = count_through(tmp_path, rule, ranks, prefetch=prefetch)
     assert sorted(all_of(seen)) == sorted(3 * list(range(SAMPLES)))
     assert [record.epoch for record in result.history] == [1, 2, 3]
     assert sum(record.samples for record in result.history) == 3 * SAMPLES
@@ -212,12 +217,13 @@ def test_the_validated_model_is_the_centre(tmp_path):
 
 @every_rule
 def test_exchanges_leave_their_events(tmp_path, rule, ranks):
-    fit(tmp_path, ranks, rule, epochs=4)
+    result = fit(tmp_path, ranks, rule, epochs=4)
     events = read_events(tmp_path / "run0" / "events")
     workers = ranks - (getattr(rule, "servers", None) or 0)
     tallies = {event["rank"]: event for event in events if event["event"] == "exchanges"}
     assert sorted(tallies) == list(range(workers))
     for rank, tally in tallies.items():
+        assert result.summary["exchanges"][rank]["staleness"] == tally["staleness"]
         exchanges = [e for e in events if e["event"] == "exchange" and e["rank"] == rank]
         assert tally["exchanges"] == len(exchanges)
         stale = [event["staleness"] for event in exchanges if event.get("staleness") is not None]
@@ -272,6 +278,18 @@ def test_gossip_in_a_wire_format(tmp_path):
 def test_a_wire_without_anything_sent_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"nothing is sent\. Leave it out, or set rule.servers=1"):
         fit(tmp_path, 2, EASGD(wire="int8"))
+
+
+def test_a_force_that_swaps_replica_and_centre_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="the elastic force is 1 for 1 worker, expected less"):
+        fit(tmp_path, 2, EASGD(beta=1.0, servers=1))
+
+
+def test_an_own_loop_says_where_the_centre_lies(caplog):
+    with caplog.at_level("INFO", logger="paceline"):
+        own_loop(EASGD(every=2), ranks=2)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["rule easgd: the centre lies in the node's memory (all ranks share it)"]
 
 
 def test_a_stream_is_refused(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.comm import World
+from paceline.errors import ConfigError
 from paceline.observe import Stopwatch
 from paceline.rules import CentreRule, Terms
 from paceline.training.centre import Direct, Distant, News, Parcel, Report, find_centre
@@ -30,6 +31,7 @@ class CentreExchange(FreeExchange):
         centre, roles = find_centre(world, rule, rule.servers, weights, number, batches)
         super().__init__(world, replica, centre, roles)
         self._rule = rule
+        _check_force(rule, len(roles.workers))
         self._state = rule.begin_worker(weights)
         self.period = next(step for step in count(1) if any(rule.due(step)))
         self._steps_since_push = 0
@@ -132,3 +134,12 @@ class CentreExchange(FreeExchange):
         self._parcel.unpack()
         self._replica.accept_parameters()
         self._hear(news)
+
+
+def _check_force(rule: CentreRule, workers: int) -> None:
+    force = rule.terms(step=0, steps=1, workers=workers).force
+    if force >= 1:
+        raise ConfigError(
+            f"the elastic force is {force:g} for {workers} worker{'s' * (workers > 1)}, expected "
+            "less than 1: replica and centre would only change places; set a lower rule.beta"
+        )
