@@ -38,9 +38,10 @@ def reference_easgd(script, force, every):
     return np.array(course), centre
 
 
-def reference_downpour(script, push_every, pull_every, weigh, most=10**9):
-    """`weigh(steps, staleness)` is what a push is multiplied by."""
+def reference_downpour(script, push_every, pull_every, weigh, most=10**9, rate=1.0, momentum=0.0):
+    """`weigh(steps, staleness)` is the factor of a push; rate and momentum are the centre's."""
     centre, replicas = np.zeros(3, np.float32), np.zeros((3, 3), np.float32)
+    velocity = np.zeros(3, np.float32)
     bases, steps, course = replicas.copy(), np.zeros((3, 2), int), []
     updates, seen = 0, [0, 0, 0]
     for worker in script:
@@ -52,7 +53,9 @@ def reference_downpour(script, push_every, pull_every, weigh, most=10**9):
             refused = staleness > most
             if not refused:
                 factor = np.float32(weigh(steps[worker, 1], staleness))
-                centre -= factor * (bases[worker] - replicas[worker])
+                velocity *= momentum
+                velocity += factor * (bases[worker] - replicas[worker])
+                centre -= np.float32(rate) * velocity
                 updates, seen[worker] = updates + 1, seen[worker] + 1
             bases[worker], steps[worker, 1] = replicas[worker], 0
         if refused or steps[worker, 0] % pull_every == 0:
@@ -95,16 +98,20 @@ def test_easgd_with_a_force_that_changes():
             lambda steps, staleness: 1.0 / steps,
         ),
         ({"staleness": "dynsgd"}, lambda steps, staleness: 1.0 / (staleness + 1)),
-        ({"max_staleness": 2}, lambda steps, staleness: 1.0),
+        ({"push_every": 1, "pull_every": 3, "max_staleness": 1}, lambda steps, staleness: 1.0),
     ],
     ids=["plain", "every 3", "pulls oftener", "pushes oftener", "agn", "dynsgd", "refusing"],
 )
 def test_downpour(place, settings, weigh):
     ranks, nodes, servers = place
-    course, result = play(Downpour(servers=servers, **settings), SCRIPT, ranks, nodes)
+    optimizer = {"name": "momentum", "lr": 0.5, "momentum": 0.4}
+    rule = Downpour(servers=servers, server_optimizer=optimizer, **settings)
+    course, result = play(rule, SCRIPT, ranks, nodes)
     often = {key: settings.get(key, 1) for key in ("push_every", "pull_every")}
     most = settings.get("max_staleness", 10**9)
-    expected, centre = reference_downpour(SCRIPT, **often, weigh=weigh, most=most)
+    expected, centre = reference_downpour(
+        SCRIPT, **often, weigh=weigh, most=most, rate=0.5, momentum=0.4
+    )
     assert course == pytest.approx(expected, rel=1e-4, abs=1e-5)
     assert result == pytest.approx(centre, rel=1e-4, abs=1e-5)
 
