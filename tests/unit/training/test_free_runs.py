@@ -1,5 +1,6 @@
 """Runs of the Trainer whose workers go at their own pace."""
 
+import threading
 import time
 from itertools import chain
 
@@ -10,7 +11,7 @@ from torch import nn
 from training_of_a_line import BATCH, SAMPLES, build, data, fit, own_loop, weights
 
 from paceline import Callback, keep_pace, shard
-from paceline.comm import SoloWorld, run_world
+from paceline.comm import SoloWorld, current_world, run_world
 from paceline.errors import ConfigError, DataError, TrainingError, WorldError
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
@@ -49,8 +50,9 @@ class Numbers:
 
 
 def count_through(
-    tmp_path, rule, ranks, epochs=3, delays=None, callbacks=None, prefetch=0, **settings
-):
+    tmp_path, rule, ranks, epochs=3, delays=None, callbacks=None, prefetch=0, held_out=None,
+    **settings,
+):  # fmt: skip
     """A run over numbered samples: what each rank saw, and the result."""
     numbers = np.arange(SAMPLES, dtype=np.float64)[:, None]
     delays, callbacks = delays or [0.0] * ranks, callbacks or [()] * ranks
@@ -58,13 +60,15 @@ def count_through(
     def program(world):
         model = Numbers(delays[world.rank])
         result = Trainer(
-            model.build, numbers, world=world, rule=rule, epochs=epochs, progress="off",
+            model.build, numbers, held_out, world=world, rule=rule, epochs=epochs, progress="off",
             callbacks=callbacks[world.rank], run_dir=str(tmp_path / "run"),
             data={"batch_size": BATCH, "prefetch": prefetch}, **settings,
         ).fit()  # fmt: skip
         return model.seen, result, world._hub.mail
 
     found = run_world(ranks, program)
+    ours = [t.name for t in threading.enumerate() if t.name.startswith("paceline-")]
+    assert ours == [], "a thread was left behind"
     for box in found[0][2]:
         assert box._letters == [], "a message was left unreceived"
         assert box._expected == [], "a receive was left waiting"
@@ -112,11 +116,43 @@ class StopAt(Callback):
 def test_any_worker_may_stop_all(tmp_path, rule, ranks, who):
     callbacks = [[StopAt(3)] if rank == who else [] for rank in range(ranks)]
     seen, result = count_through(
-        tmp_path, rule, ranks, epochs=50, delays=[0.002] * ranks, callbacks=callbacks
+        tmp_path, rule, ranks, epochs=50, delays=[0.002] * ranks, callbacks=callbacks, prefetch=2
     )
     assert len(all_of(seen)) < 10 * SAMPLES
     assert result.summary["stopped"] == "a callback asked for it"
     assert sum(record.samples for record in result.history) == len(all_of(seen))
+
+
+def test_a_wish_to_stop_does_not_wait_for_an_exchange(tmp_path):
+    callbacks = [[StopAt(3)], [], []]
+    seen, _ = count_through(
+        tmp_path, EASGD(every=10**6), 3, epochs=50, delays=[0.01] * 3, callbacks=callbacks
+    )
+    assert len(seen[0]) == 4 * BATCH  # the wish goes with the step after
+    assert len(all_of(seen)) < 50 * SAMPLES / 3
+
+
+def test_validation_comes_when_it_is_due(tmp_path):
+    numbers = np.zeros((4, 1))
+    _, result = count_through(
+        tmp_path,
+        EASGD(every=1),
+        2,
+        epochs=8,
+        delays=[0.001] * 2,
+        validate_every=3,
+        held_out=numbers,
+    )
+    validated = {record.epoch for record in result.history if record.val_loss is not None}
+    assert {8} < validated <= {3, 6, 8}
+
+
+@pytest.mark.parametrize("rule", [EASGD(every=2), Gossip()], ids=lambda rule: rule.name)
+def test_a_schedule_follows_the_clock_of_the_world(tmp_path, rule):
+    result = fit(tmp_path, 2, rule, epochs=10, schedule={"name": "step", "every": 3, "gamma": 0.1})
+    rates = [record.learning_rate for record in result.history]
+    assert rates[-1] == pytest.approx(0.02 * 0.1**3, rel=0.01)
+    assert sorted(rates, reverse=True) == rates
 
 
 @every_rule
@@ -351,7 +387,7 @@ def test_statistics_of_servers_do_not_count(tmp_path):
 
         def forward(self, x):
             if self.training:
-                self.seen.fill_(6.0)
+                self.seen.fill_(6.0 * current_world.get().rank)
             return self.line(x)
 
     def program(world):
@@ -361,7 +397,7 @@ def test_statistics_of_servers_do_not_count(tmp_path):
         ).fit()  # fmt: skip
 
     for result in run_world(3, program):
-        assert result.model.seen.item() == 6.0
+        assert result.model.seen.item() == 3.0
 
 
 def test_an_overlapped_exchange_keeps_what_the_worker_did_meanwhile():
@@ -383,6 +419,19 @@ def test_an_overlapped_exchange_keeps_what_the_worker_did_meanwhile():
         if rule.name == "downpour":  # and the step taken meanwhile will be pushed
             rule.outgoing(x, state, terms, sent)
             assert sent.tolist() == [-1.0]
+
+
+def test_an_overlapped_push_without_a_pull_moves_nothing_here():
+    rule, x = Downpour(), np.array([4.0])
+    parcel, terms = Parcel(rule, x, rule.begin_worker(x)), rule.terms(1, 1, 2)
+    parcel.pack(push=True, terms=terms)
+    parcel.take(slice(0, 1), np.array([7.0]))
+    parcel.unpack()
+    assert x.tolist() == [7.0]
+    x[:] = 1.0
+    parcel.pack(push=True, terms=terms)  # no answer comes
+    parcel.unpack()
+    assert x.tolist() == [1.0]
 
 
 @pytest.mark.parametrize("overlap", [False, True])
