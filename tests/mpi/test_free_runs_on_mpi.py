@@ -52,3 +52,12 @@ def test_a_server_with_nothing_to_do_sleeps(mpirun):
     done = mpirun(2, "idle_server.py", timeout_s=60)
     assert done.returncode == 0, done.stderr
     assert float(re.search(r"SHARE (\S+)", done.stdout)[1]) < 0.05
+
+
+@pytest.mark.parametrize("rule", [EASGD, GOSSIP], ids=lambda rule: rule["name"])
+def test_nobody_waits_while_rank_0_validates(mpirun, tmp_path, rule):
+    done = mpirun(3, "validation_gap.py", tmp_path / "run", json.dumps(rule), timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    gaps = [float(gap) for gap in re.findall(r"GAP (\S+)", done.stdout)]
+    assert len(gaps) == 2
+    assert max(gaps) < 1.0

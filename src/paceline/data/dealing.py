@@ -7,6 +7,7 @@ sees to it that each number is granted once; then every sample comes exactly onc
 
 from collections import deque
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from threading import Condition
 
@@ -111,6 +112,7 @@ def dealt_batches(
     tickets: Tickets,
     *,
     batch_size: int,
+    workers: int = 1,
     seed: int = 0,
     shuffle: bool = True,
     prefetch: int | None = None,
@@ -122,7 +124,7 @@ def dealt_batches(
     waits for a grant; without one it is an error to ask when none is outstanding. Closing the
     iterator drops the tickets.
     """
-    numbered, plan = _number(source, batch_size)
+    numbered, plan = _number(source, batch_size, workers)
     if prefetch is None:
         prefetch = 0 if numbered.cheap else PREFETCH_DEPTH
 
@@ -140,23 +142,25 @@ def dealt_batches(
     return _hand_over(prefetched(batches, prefetch), tickets, wait=prefetch > 0)
 
 
-def batches_per_epoch(source: Source | Stream, batch_size: int) -> int:
-    """How many numbers make an epoch: the last batch may be smaller than the others.
+def batches_per_epoch(source: Source | Stream, batch_size: int, workers: int = 1) -> int:
+    """How many numbers make an epoch: the last batch may be smaller than the others, or larger.
 
     >>> from paceline.data import ArraySource
     >>> batches_per_epoch(ArraySource(np.zeros(10)), batch_size=4)
     3
     """
-    return len(_number(source, batch_size)[1])
+    return len(_number(source, batch_size, workers)[1])
 
 
-def _number(source: Source | Stream, batch_size: int) -> tuple[Source, Plan]:
+def _number(source: Source | Stream, batch_size: int, workers: int) -> tuple[Source, Plan]:
     if isinstance(source, Stream):
         raise DataError(
             "a stream cannot be dealt to workers that go at their own pace; give data with a "
             "length, or take a synchronous rule (bsp, average, diloco)"
         )
-    return source, plan_steps(len(source), 1, batch_size)
+    plan = plan_steps(len(source), 1, batch_size)
+    # As with synchronous rules: on several ranks a last sample alone joins the batch before it.
+    return source, replace(plan, least=min(2, batch_size)) if workers > 1 else plan
 
 
 def _hand_over(batches: Iterator[Batch], tickets: Tickets, wait: bool) -> Iterator[Batch]:

@@ -37,6 +37,8 @@ class Plan:
     samples: int
     size: int
     batch_size: int
+    least: int | None = None
+    """Samples that make a last step of their own, if not as usual."""
 
     @property
     def world_batch(self) -> int:
@@ -45,7 +47,8 @@ class Plan:
 
     def __len__(self) -> int:
         full, rest = divmod(self.samples, self.world_batch)
-        own_step = rest >= smallest_step(self.size, self.batch_size) or (rest > 0 and full == 0)
+        least = self.least or smallest_step(self.size, self.batch_size)
+        own_step = rest >= least or (rest > 0 and full == 0)
         return full + own_step
 
     def span(self, step: int) -> tuple[int, int]:

@@ -70,7 +70,13 @@ class TorchVectors:
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
 
+    @property
+    def rounds(self) -> bool:
+        """Whether the model may hold less of a number than the vector does."""
+        return bool(self._copied)
+
     def parameters(self) -> Vector:
+        self._check_frozen()
         for parameter, view in self._copied:
             view.copy_(parameter.detach())
         return self._vector
@@ -100,13 +106,16 @@ class TorchVectors:
                 sources.append(gradient.to_dense() if gradient.is_sparse else gradient)
         if targets:
             torch._foreach_copy_(targets, sources)
+        self._check_frozen()
+        return self._gradient, self._present
+
+    def _check_frozen(self) -> None:
         for name, parameter in self._frozen:
             if parameter.grad is not None:
                 raise TrainingError(
                     f"parameter '{name}' was frozen when training began and has a gradient now; "
                     "unfreeze it before Paceline takes the model (keep_pace, Trainer)"
                 )
-        return self._gradient, self._present
 
     def accept_gradients(self, present: Vector) -> None:
         for parameter, view, there, fits in zip(

@@ -47,6 +47,11 @@ class CentreRule(ABC):
     wire: str = "float32"
     """The format in which vectors travel."""
 
+    @property
+    @abstractmethod
+    def period(self) -> int:
+        """Steps of a worker between two exchanges, at least."""
+
     @abstractmethod
     def due(self, step: int) -> tuple[bool, bool]:
         """Whether to push, and to pull, after that many steps of this worker."""

@@ -89,6 +89,10 @@ class Downpour(CentreRule):
             return _SynchronousDownpour(downpour=self, every=self.push_every, wire=self.wire)
         return self
 
+    @property
+    def period(self) -> int:
+        return min(self.push_every, self.pull_every)
+
     def due(self, step: int) -> tuple[bool, bool]:
         return step % self.push_every == 0, step % self.pull_every == 0
 

@@ -91,6 +91,10 @@ class EASGD(CentreRule):
             return start
         return start + (self.final_force - start) * min(1.0, step / self.final_after)
 
+    @property
+    def period(self) -> int:
+        return self.every
+
     def due(self, step: int) -> tuple[bool, bool]:
         now = step % self.every == 0
         return now, now

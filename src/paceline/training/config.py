@@ -89,6 +89,11 @@ class RunConfig(Section):
     events_every: int = Field(1, ge=0)
     """Steps between two step events in the event log; 0 for none."""
 
+    @field_validator("progress", mode="before")
+    @classmethod
+    def read_progress(cls, value: Any) -> Any:
+        return "off" if value is False else value  # YAML reads off as false
+
     @field_validator("rule", mode="before")
     @classmethod
     def read_rule(cls, value: Any) -> Rule:

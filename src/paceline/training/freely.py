@@ -12,45 +12,53 @@ from paceline.observe import EpochRecord, TimeSplit
 from paceline.training.callbacks import Logs
 from paceline.training.centre import News
 from paceline.training.exchange import FreeExchange, show_centre
-from paceline.training.run import ASKED, Run, mean_over_ranks
+from paceline.training.run import ASKED, Run
 from paceline.training.start import average_buffers
 
 
 class EpochCount:
-    """Turns the counts of the ledger into epochs.
+    """Turns the counts of the ledger into epochs, each of its own size.
 
     >>> count = EpochCount(epochs=3, samples=100)
-    >>> list(count.ended(News(samples=120)))
+    >>> count.ended(News(samples=120))
     [1]
-    >>> count.take(News(samples=120, loss=240.0), epochs=1)[0][:2]
-    (120, 2.0)
-    >>> list(count.ended(News(samples=300)))  # the last one ends when all workers have left
+    >>> count.take(News(samples=120, loss=240.0), [1])[0][:2]
+    (100, 2.0)
+    >>> count.ended(News(samples=300))  # the last one is told of when all workers have left
     [2]
+    >>> count.rest(News(samples=300))
+    [3]
     """
 
     def __init__(self, epochs: int, samples: int) -> None:
-        self._epochs, self._samples_per_epoch = epochs, samples
-        self.told = 0
-        """Epochs that `ended` has named."""
-        self.samples = self._loss = 0.0
+        self._epochs, self._size = epochs, samples
+        self._told = 0
+        self._samples = self._loss = 0.0
         self._since = perf_counter()
 
-    def ended(self, news: News) -> range:
-        """The epochs that are over and have not been named yet."""
-        over = min(int(news.samples // self._samples_per_epoch), self._epochs - 1)
-        named = range(self.told + 1, over + 1)
-        self.told = max(self.told, over)
-        return named
+    def ended(self, news: News) -> list[int]:
+        """The epochs that are over and have not been told of, but for the last of the run."""
+        return self._up_to(min(int(news.samples // self._size), self._epochs - 1))
 
-    def take(self, news: News, epochs: int) -> list[tuple[int, float | None, float]]:
-        """Samples, mean loss and seconds since the last call, divided among so many epochs."""
-        samples, loss = int(news.samples - self.samples), news.loss - self._loss
+    def rest(self, news: News) -> list[int]:
+        """The epochs that have begun and have not been told of."""
+        return self._up_to(max(1, -(-int(news.samples) // self._size)))
+
+    def _up_to(self, last: int) -> list[int]:
+        epochs = list(range(self._told + 1, last + 1))
+        self._told = max(self._told, last)
+        return epochs
+
+    def take(self, news: News, epochs: list[int]) -> list[tuple[int, float | None, float]]:
+        """Samples, mean loss and seconds of these epochs; what is beyond them is for the next."""
+        fresh = news.samples - self._samples
+        mean = (news.loss - self._loss) / fresh if fresh else None
+        edges = [min(news.samples, epoch * self._size) for epoch in (epochs[0] - 1, *epochs)]
         now = perf_counter()
-        seconds, self._since = now - self._since, now
-        self.samples, self._loss = news.samples, news.loss
-        mean = loss / samples if samples else None
-        edges = [samples * epoch // epochs for epoch in range(epochs + 1)]
-        return [(last - first, mean, seconds / epochs) for first, last in pairwise(edges)]
+        seconds, self._since = (now - self._since) / len(epochs), now
+        self._loss += (mean or 0.0) * (edges[-1] - self._samples)
+        self._samples = edges[-1]
+        return [(int(last - first), mean, seconds) for first, last in pairwise(edges)]
 
 
 @dataclass
@@ -79,7 +87,8 @@ class FreeRun(Run):
         show_centre(self.replica, exchange)
         average_buffers(self.world, self.replica, exchange.works)
         if exchange.works:
-            self.events.write("exchanges", step=self.clock.step, **exchange.tally())
+            rest = self.worker.bytes_unrecorded()
+            self.events.write("exchanges", step=self.clock.step, bytes=rest, **exchange.tally())
         tallies = self.world.share(exchange.tally() if exchange.works else None)
         self.trainer.facts["exchanges"] = tallies
         self._end_last_epoch()
@@ -94,29 +103,33 @@ class FreeRun(Run):
         return self.exchange
 
     def _lead(self) -> None:
-        """Give every epoch that is over its record, the latest one a validation."""
-        ended = list(self.count.ended(self._exchange.news))
+        """Give every epoch that is over its record, the latest one a validation if one is due."""
+        ended = self.count.ended(self._exchange.news)
         if not ended:
             return
-        due = ended[-1] % self.config.validate_every == 0
-        self._tell_of(ended, self.validate(SoloWorld()) if due else {}, self.worker.watch.take())
-        self.call("on_epoch_begin", ended[-1] + 1)
+        due = any(epoch % self.config.validate_every == 0 for epoch in ended)
+        self._tell_of(ended, self.validate(SoloWorld()) if due else {})
+        for epoch in ended:
+            self.call("on_epoch_begin", epoch + 1)
         if self.worker.stop_asked:
             self._exchange.ask_to_stop()
 
     def _end_last_epoch(self) -> None:
         """All ranks together: the record of the last epoch, and of the whole run."""
         logs = self.validate(self.world)
-        split = mean_over_ranks(self.world, self.worker.watch.take())
-        news = self._exchange.news
-        if self.world.rank == 0 and (news.samples > self.count.samples or not self.history):
-            ended = list(self.count.ended(news))
-            self._tell_of([*ended, self.count.told + 1], logs, split)
+        if self.world.rank == 0:
+            rest = self.count.rest(self._exchange.news)
+            if rest:
+                self._tell_of(rest, logs)
+            elif logs:  # the run was stopped at the end of an epoch
+                last = self.history[-1]
+                last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
+                self.save_history()
         self.history[:] = self.world.tell(list(self.history))
 
-    def _tell_of(self, epochs: list[int], logs: Logs, split: TimeSplit) -> None:
+    def _tell_of(self, epochs: list[int], logs: Logs) -> None:
         """Epochs that have ended since the last one told of; the figures are of the latest."""
-        parts = self.count.take(self._exchange.news, len(epochs))
+        parts, split = self.count.take(self._exchange.news, epochs), self.worker.watch.take()
         for epoch, part in zip(epochs, parts, strict=True):
             last = epoch == epochs[-1]
             record = self._record(epoch, part, logs if last else {}, split if last else TimeSplit())

@@ -18,7 +18,13 @@ from paceline.launch.world import init, together
 from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.rules import Rule, make_rule
-from paceline.training.exchange import FreeExchange, Part, make_exchange, show_centre
+from paceline.training.exchange import (
+    FreeExchange,
+    Part,
+    make_exchange,
+    next_number,
+    show_centre,
+)
 from paceline.training.start import average_buffers, check_equal, start_equal
 
 _log = logging.getLogger("paceline.training")
@@ -47,7 +53,6 @@ class _Served:
 
 _served: contextvars.ContextVar[_Served | None] = contextvars.ContextVar("served", default=None)
 _active: contextvars.ContextVar[tuple[Pace, ...]] = contextvars.ContextVar("active", default=())
-_paces: contextvars.ContextVar[int] = contextvars.ContextVar("paces", default=0)
 
 
 class Pace:
@@ -56,9 +61,8 @@ class Pace:
     def __init__(self, world: World, loop: Any, rule: Rule, clip_norm: float | None) -> None:
         self.world = world
         self._loop, self._clip_norm = loop, clip_norm
-        _paces.set(_paces.get() + 1)
         start_equal(world, loop)
-        self._exchange = make_exchange(world, loop, rule, number=_paces.get())
+        self._exchange = make_exchange(world, loop, rule, number=next_number())
         self._watch = Stopwatch()
         self._seen = (0, 0)
         self._usual = Part(1, 1.0, more=True)
@@ -113,6 +117,11 @@ class Pace:
         show_centre(self._loop, self._exchange)
         average_buffers(self.world, self._loop, self._exchange.works)
 
+    def abandon(self) -> None:
+        """This rank has failed: serve nobody any more."""
+        if isinstance(self._exchange, FreeExchange):
+            self._exchange.abandon()
+
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
         check_equal(self.world, self._loop)
@@ -165,6 +174,9 @@ def keep_pace(
         with together(world):
             yield pace
             pace.leave()
+    except BaseException:
+        pace.abandon()
+        raise
     finally:
         _active.set(others)
         end()

@@ -25,6 +25,7 @@ from paceline.training.exchange import (
     FreeExchange,
     goes_freely,
     make_exchange,
+    next_number,
     show_centre,
 )
 from paceline.training.freely import FreeRun
@@ -100,10 +101,33 @@ class Trainer:
         self.replica = build_replica(config, world)
         start_equal(world, self.replica)
         self._exchange = exchange = make_exchange(
-            world, self.replica, config.rule, batches=self._batches_to_deal(train)
+            world,
+            self.replica,
+            config.rule,
+            number=next_number(),
+            batches=self._batches_to_deal(train),
+            seed=config.seed,
         )
+        try:
+            began, stopped = time.perf_counter(), self._run(exchange, train, validation)
+        except BaseException:
+            if isinstance(exchange, FreeExchange):
+                exchange.abandon()
+            raise
+        show_centre(self.replica, exchange)
+        self.replica.release()
+        seconds = time.perf_counter() - began
+        summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
+        summary |= self.facts
+        once(world, lambda: self._save(summary))
+        return Result(
+            getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
+        )
+
+    def _run(self, exchange: Exchange, train: Any, validation: Any) -> str | None:
+        """All epochs; the reason if they ended early."""
+        config, world = self.config, self.world
         self.run_dir = once(world, lambda: make_run_dir(config))
-        began = time.perf_counter()
         with ExitStack() as stack:
             events = stack.enter_context(EventLog(self.run_dir / "events", world.rank, world.node))
             progress = make_progress(world.rank, config.progress)
@@ -115,16 +139,7 @@ class Trainer:
             progress.begin(config.epochs, self.clock.samples_per_epoch, description)
             kind = FreeRun if exchange.free else LockstepRun
             run = kind(self, self._worker, exchange, train, validation, events, progress)
-            stopped = run.run()
-        show_centre(self.replica, exchange)
-        self.replica.release()
-        seconds = time.perf_counter() - began
-        summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
-        summary |= self.facts
-        once(world, lambda: self._save(summary))
-        return Result(
-            getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
-        )
+            return run.run()
 
     def _batches_to_deal(self, train: Any) -> int:
         """Of the whole run, where workers go at their own pace."""
@@ -132,7 +147,7 @@ class Trainer:
         if not goes_freely(config.rule, self.world):
             return 0
         size = config.data.batch_size * config.accumulate
-        return config.epochs * batches_per_epoch(train, size)
+        return config.epochs * batches_per_epoch(train, size, self.world.size)
 
     def _describe(self, train: Any, exchange: Exchange) -> str:
         config, world = self.config, self.world

@@ -23,6 +23,9 @@ from paceline.training.exchange import Exchange, FreeExchange, Meeting, Part
 StepHook = Callable[[float | None, int], None]
 """Called after a step with this rank's loss (None: it had no samples) and the world's samples."""
 
+_LONGEST_LOT = 16
+"""Batches that a worker may have in hand at most; a slow one would keep others waiting."""
+
 
 @dataclass
 class Worker:
@@ -79,7 +82,7 @@ class Worker:
         """
         exchange = self.exchange
         assert isinstance(exchange, FreeExchange)
-        exchange.ahead = exchange.period + PREFETCH_DEPTH
+        exchange.ahead = min(exchange.period, _LONGEST_LOT) + PREFETCH_DEPTH
         batches = self._dealt(source, exchange) if exchange.works else iter(())
         began = self.watch.start()
         while exchange.has_work(self.watch):
@@ -87,7 +90,7 @@ class Worker:
             self.watch.lap("data")
             before()
             loss, meeting = self._step(batch, more=True)
-            self.clock.locate(int(exchange.news.samples))
+            self.clock.locate(int(exchange.news.samples + exchange.supposed))
             after(loss, meeting.samples if meeting else 0)
             began = self._record(began, loss, batch)
             meanwhile()
@@ -99,6 +102,7 @@ class Worker:
         return dealt_batches(
             source,
             exchange.tickets,
+            workers=self.world.size,
             batch_size=data.batch_size * self.config.accumulate,
             seed=self.config.seed,
             shuffle=data.shuffle,
@@ -131,10 +135,14 @@ class Worker:
                 seconds=now - began,
                 loss=loss,
                 samples=batch.samples if batch is not None else 0,
-                bytes=self.exchange.bytes_sent - self._bytes_recorded,
+                bytes=self.bytes_unrecorded(),
             )
-            self._bytes_recorded = self.exchange.bytes_sent
         return now
+
+    def bytes_unrecorded(self) -> int:
+        """Bytes sent since the last event that told of some."""
+        before, self._bytes_recorded = self._bytes_recorded, self.exchange.bytes_sent
+        return self._bytes_recorded - before
 
     def _batches(self, source: Any) -> Iterator[Batch]:
         data = self.config.data

@@ -139,7 +139,7 @@ def test_what_is_not_pushed_yet_is_pushed_when_a_worker_leaves(place):
 def test_gossip(nodes):
     rule = Gossip(probability=0.5)
     course, result = play(rule, SCRIPT, 3, nodes)
-    chances = [np.random.default_rng([1, worker]) for worker in range(3)]
+    chances = [np.random.default_rng([0, 1, worker]) for worker in range(3)]
     replicas, weights = np.zeros((3, 3)), [1 / 3] * 3
     inboxes, expected = [[], [], []], []
 

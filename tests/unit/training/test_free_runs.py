@@ -18,7 +18,7 @@ from paceline.observe import Stopwatch, read_events
 from paceline.rules import EASGD, Downpour, Gossip
 from paceline.training.centre.node import NodeCentre
 from paceline.training.centre.sides import Parcel
-from paceline.training.exchange import make_exchange
+from paceline.training.exchange import Part, make_exchange
 from paceline.training.trainer import Trainer
 
 RULES = {
@@ -459,9 +459,10 @@ def test_overlap_goes_on_computing_while_an_exchange_travels(monkeypatch, overla
     assert (quickest < 0.15) == overlap
 
 
-def test_a_server_that_fails_ends_the_run(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("kind", [ZeroDivisionError, WorldError])
+def test_a_server_that_fails_ends_the_run(tmp_path, monkeypatch, capsys, kind):
     def broken(self, sent, centre, state, terms):
-        raise ZeroDivisionError("the centre is unwell")
+        raise kind("the centre is unwell")
 
     monkeypatch.setattr(EASGD, "absorb", broken)
     began = time.monotonic()
@@ -505,3 +506,196 @@ def test_alone_nothing_is_shared():
     replica = NumpyReplica({"w": np.zeros(40)}, lambda arrays, batch: (0.0, arrays))
     assert not make_exchange(SoloWorld(), replica, EASGD()).free
     assert make_exchange(SoloWorld(), replica, Downpour()).free
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_short_epochs_have_their_records(tmp_path, seed):
+    """Epochs of a few samples pass while rank 0 looks away; each still has a record of its size."""
+    chance = np.random.default_rng(seed)
+    samples, ranks = int(chance.integers(3, 40)), int(chance.integers(2, 4))
+    epochs, every = int(chance.integers(1, 7)), int(chance.integers(1, 4))
+    numbers = np.arange(samples, dtype=np.float64)[:, None]
+    delays, batch = chance.uniform(0, 0.004, ranks), int(chance.integers(1, 9))
+
+    def program(world):
+        model = Numbers(delays[world.rank])
+        return Trainer(
+            model.build, numbers, numbers[:3], world=world, rule=EASGD(every=every),
+            epochs=epochs, progress="off", run_dir=str(tmp_path / "run"),
+            data={"batch_size": batch},
+        ).fit()  # fmt: skip
+
+    history = run_world(ranks, program)[0].history
+    assert [record.epoch for record in history] == list(range(1, epochs + 1))
+    assert [record.samples for record in history] == [samples] * epochs
+    assert history[-1].val_loss is not None
+
+
+class StopAfterEpoch(Callback):
+    def on_epoch_end(self, trainer, epoch, logs):
+        trainer.stop()
+
+
+@pytest.mark.parametrize("rule", [EASGD(every=1), Downpour(), Gossip()], ids=lambda r: r.name)
+def test_a_run_that_is_stopped_still_tells_what_it_reached(tmp_path, rule):
+    _, result = count_through(
+        tmp_path, rule, 2, epochs=9, delays=[0.001] * 2, callbacks=[[StopAfterEpoch()], []],
+        validate_every=5, held_out=np.zeros((4, 1)),
+    )  # fmt: skip
+    assert len(result.history) < 9
+    assert result.history[-1].val_loss is not None
+    assert result.summary["val_loss"] is not None
+
+
+def test_a_validation_is_not_missed_when_epochs_pass_in_jumps(tmp_path):
+    _, result = count_through(
+        tmp_path, EASGD(every=1), 2, 24, [0.03, 0.0005], validate_every=2,
+        held_out=np.zeros((4, 1)),
+    )  # fmt: skip
+    assert sum(record.val_loss is not None for record in result.history) >= 3
+
+
+def test_a_run_that_failed_does_not_disturb_the_next(tmp_path):
+    def program(world):
+        class Unwell(Callback):
+            def on_train_begin(self, trainer):
+                raise ZeroDivisionError
+
+        def run(name, rule=EASGD(every=1, servers=1), **settings):  # noqa: B008
+            return Trainer(
+                build, data(), world=world, rule=rule, epochs=3, loss="mse",
+                progress="off", run_dir=str(tmp_path / name), **settings,
+            ).fit()  # fmt: skip
+
+        with pytest.raises(ZeroDivisionError):
+            run("first", callbacks=[Unwell()])
+        with pytest.raises(ConfigError, match="elastic force"):
+            run("second", EASGD(beta=1.0, servers=1))
+        return len(run("third").history)
+
+    assert run_world(2, program) == [3, 3]
+
+
+def test_a_loop_that_failed_serves_nobody():
+    def program(world):
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with (
+            pytest.raises(ZeroDivisionError),
+            keep_pace(model, optimizer, rule=EASGD(servers=1)),
+        ):
+            raise ZeroDivisionError
+        world.barrier()
+        return [t.name for t in threading.enumerate() if t.name == "paceline-host"]
+
+    assert run_world(2, program) == [[], []]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [EASGD(every=100), Downpour(push_every=20, pull_every=20), Gossip()],
+    ids=lambda r: r.name,
+)
+def test_a_warmup_rises_from_the_first_step_on(tmp_path, rule):
+    class Rates(Callback):
+        def on_batch_begin(self, trainer, step):
+            self.rates = [*getattr(self, "rates", []), trainer.replica.learning_rate]
+
+    watching = [Rates(), Rates()]
+    count_through(
+        tmp_path, rule, 2, epochs=2, delays=[0.001] * 2, callbacks=[[w] for w in watching],
+        schedule={"warmup": 1},
+    )  # fmt: skip
+    for rates in (w.rates for w in watching):
+        assert sum(rate == 0.0 for rate in rates) <= 2  # seen before the first step sets it
+        assert len({*rates[:8]}) > 4
+
+
+def test_a_last_sample_is_not_left_alone(tmp_path):
+    """Batch normalisation cannot train on one sample."""
+    inputs = np.random.default_rng(0).normal(size=(65, 3)).astype(np.float32)
+
+    def net():
+        return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def program(world):
+        return Trainer(
+            net, (inputs, inputs[:, :1]), world=world, rule=EASGD(every=2), epochs=2, loss="mse",
+            progress="off", data={"batch_size": 16}, run_dir=str(tmp_path / "run"),
+        ).fit()  # fmt: skip
+
+    assert run_world(3, program)[0].history[-1].samples == 65
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_rounding_of_a_model_is_not_pushed(overlap):
+    """A model in bfloat16 cannot hold what the centre holds; nobody trains, so nothing may move."""
+
+    def program(world):
+        model = nn.Linear(40, 40, bias=False).to(torch.bfloat16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        rule = Downpour(overlap=overlap, server_optimizer={"name": "sgd", "lr": 0.3})
+        with keep_pace(model, optimizer, rule=rule) as pace:
+            start = pace._exchange.centre().copy()
+            world.barrier()
+            for step in range(40):
+                for parameter in model.parameters():
+                    parameter.grad = torch.full_like(parameter, 0.01 if step == 0 else 0.0)
+                optimizer.step()
+            world.barrier()
+            return start, pace._exchange.centre().copy()
+
+    for start, end in run_world(3, program):
+        assert np.abs(end - start).max() < 0.02  # three pushes of 0.3 * 0.01, and their rounding
+
+
+def test_the_time_split_of_a_record_is_within_its_seconds(tmp_path):
+    for servers, ranks in ((None, 2), (1, 3)):
+        _, result = count_through(
+            tmp_path / str(servers), EASGD(every=2, servers=servers), ranks, epochs=4,
+            delays=[0.005] * ranks, held_out=np.zeros((4, 1)),
+        )  # fmt: skip
+        for record in result.history:
+            assert record.time.total < record.seconds * 1.1 + 0.05
+
+
+def test_a_slow_worker_does_not_hoard_batches(tmp_path):
+    delays = [0.001, 0.001, 0.03]
+    seen, _ = count_through(tmp_path, EASGD(every=1000), 3, epochs=6, delays=delays)
+    assert len(seen[2]) <= 19 * BATCH
+
+
+def test_gossip_keeps_a_weight_that_has_become_tiny():
+    def program(world):
+        replica = NumpyReplica({"w": np.zeros(4)}, lambda arrays, batch: (0.0, arrays))
+        exchange = make_exchange(world, replica, Gossip(probability=1.0))
+        if world.rank == 0:
+            exchange._weight = 2.0**-101
+            exchange.after_step(Part(1, 1.0, more=True), Stopwatch())
+        sent = exchange.exchanges
+        exchange.leave(Stopwatch())
+        return sent
+
+    assert run_world(2, program)[0] == 0
+
+
+@pytest.mark.parametrize("rule", [EASGD(servers=5), Downpour(servers=1)], ids=lambda r: r.name)
+def test_servers_need_ranks(tmp_path, rule):
+    with pytest.raises(ConfigError, match="so none is left to train"):
+        fit(tmp_path, 1, rule)
+
+
+@pytest.mark.parametrize("rule", ["average", EASGD(every=1), Gossip(probability=1.0)], ids=str)
+def test_a_parameter_that_was_frozen_stays_so(rule):
+    def program(world):
+        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+        model[0].requires_grad_(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with keep_pace(model, optimizer, rule=rule):
+            model[0].requires_grad_(True)
+            for x, y in shard(data(), BATCH, to=torch.from_numpy):
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+
+    with pytest.raises(TrainingError, match="was frozen when training began"):
+        run_world(2, program)

@@ -14,10 +14,10 @@ from paceline.rules import Terms
 from paceline.training.centre.host import Host
 from paceline.training.centre.ledger import News, Report
 from paceline.training.centre.node import NodeCentre
-from paceline.training.centre.remote import RemoteCentre, cut
+from paceline.training.centre.remote import RemoteCentre
 from paceline.training.centre.roles import Roles, assign_roles, hosted_by_workers
 from paceline.training.centre.sides import Direct, Distant, Parcel, Side
-from paceline.vectors import Vector
+from paceline.vectors import Vector, cut
 
 __all__ = [
     "Centre",
@@ -29,9 +29,20 @@ __all__ = [
     "Roles",
     "Side",
     "find_centre",
+    "tags_of",
 ]
 
 _FIRST_TAG = 1000
+
+
+def tags_of(number: int) -> tuple[int, int, int]:
+    """For the exchange of that number: the tags of requests, replies and pushes to peers."""
+    first = _FIRST_TAG + 3 * (number % _NUMBERS)
+    return first, first + 1, first + 2
+
+
+_NUMBERS = 5000
+"""Exchanges of one program that are told apart; MPI promises tags up to 32767."""
 
 
 class Centre(Protocol):
@@ -52,6 +63,9 @@ class Centre(Protocol):
     def farewell(self) -> None:
         """This worker will not ask again."""
 
+    def abandon(self) -> None:
+        """This rank has failed: serve nobody any more."""
+
     def close(self, out: Vector) -> None:
         """The last state of the centre, on every rank; all come here together."""
 
@@ -63,7 +77,7 @@ def find_centre(
     roles = assign_roles(world, servers)
     if not roles.hosts:
         try:
-            _check_wire(rule)
+            _check_wire(rule, world)
             return NodeCentre(world, rule, weights, world.rank, batches), roles
         except WorldError as error:  # the same on all ranks
             if servers is not None:
@@ -77,7 +91,7 @@ def find_centre(
 def _reach(
     world: World, rule: Any, weights: Vector, roles: Roles, number: int, batches: int
 ) -> Centre:
-    tags = (_FIRST_TAG + 2 * number, _FIRST_TAG + 2 * number + 1)
+    tags = tags_of(number)[:2]
     host = None
     if world.rank in roles.hosts:
         _check_threads(world, roles)
@@ -93,8 +107,8 @@ def _fail(world: World, error: BaseException) -> None:
         fail(world, error)
 
 
-def _check_wire(rule: Any) -> None:
-    if rule.wire != "float32":
+def _check_wire(rule: Any, world: World) -> None:
+    if rule.wire != "float32" and world.size > 1:
         raise ConfigError(
             f"rule.wire is {rule.wire}, but all ranks share a node and the centre lies in its "
             "memory: nothing is sent. Leave it out, or set rule.servers=1"

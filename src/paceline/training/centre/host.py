@@ -52,7 +52,7 @@ class Host:
         self._expected: list[Pending | None] = [None] * len(workers)
         for worker in range(len(workers)):
             self._expect(worker)
-        self._on_error = on_error
+        self._on_error, self._abandoned = on_error, False
         self._thread = threading.Thread(target=self._run, name="paceline-host", daemon=True)
         self._thread.start()
 
@@ -61,22 +61,36 @@ class Host:
         while self._thread.is_alive():
             self._thread.join(0.1)
 
+    def abandon(self) -> None:
+        """Serve nobody any more."""
+        self._abandoned = True
+        self.join()
+
     def _run(self) -> None:
         try:
             self._serve()
-        except WorldError:  # another rank has failed, and says so itself
-            return
         except BaseException as error:
-            self._on_error(error)
+            if not self._world_has_failed():
+                self._on_error(error)
+
+    def _world_has_failed(self) -> bool:
+        """Whether another rank has failed, which says so itself."""
+        try:
+            self._world.check()
+        except WorldError:
+            return True
+        return False
 
     def _serve(self) -> None:
         patience = Patience(_LOOK_EVERY_S)
         replies: list[Pending] = []
-        while replies or any(self._expected):
+        while not self._abandoned and (replies or any(self._expected)):
             asking = [at for at, ask in enumerate(self._expected) if ask is not None and ask.done()]
             replies = [reply for reply in replies if not reply.done()]
             replies += [reply for reply in map(self._answer, asking) if reply is not None]
             patience.reset() if asking else patience.pause()
+        for ask in filter(None, self._expected):
+            ask.cancel()
 
     def _expect(self, worker: int) -> None:
         self._expected[worker] = self._world.expect(

@@ -84,11 +84,15 @@ class NodeCentre:
     def farewell(self) -> None:
         """This worker will not ask again."""
 
+    def abandon(self) -> None:
+        """Nothing is served."""
+
     def close(self, out: Vector) -> None:
         """The last state of the centre, on every rank; all come here together."""
         self._world.barrier()
         self.look(out)
         self._memory.close()
+        del self._ledger, self._centre, self._states  # the last views of the memory
 
 
 def _chunks(size: int) -> list[slice]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from paceline.training.centre.ledger import News, Report
 from paceline.training.centre.packets import FAREWELL, LOOK, MEET, REPORT, TRADE, Packet
 from paceline.training.centre.roles import Roles
 from paceline.training.centre.sides import Side
-from paceline.vectors import Vector
+from paceline.vectors import Vector, cut
 
 
 class RemoteCentre:
@@ -114,6 +113,11 @@ class RemoteCentre:
             pending.append(self._world.dispatch(request.filled(0), host, self._tags[0]))
         wait_until(lambda: all(message.done() for message in pending))
 
+    def abandon(self) -> None:
+        """This rank has failed: serve nobody any more."""
+        if self._host is not None:
+            self._host.abandon()
+
     def close(self, out: Vector) -> None:
         """The last state of the centre, on every rank; all come here together."""
         if self._host is not None:
@@ -135,9 +139,3 @@ class RemoteCentre:
             self.bytes_sent += sent.nbytes
             pending.append(self._world.dispatch(sent, self._hosts[at], self._tags[0]))
         wait_until(lambda: all(message.done() for message in pending))
-
-
-def cut(size: int, pieces: int) -> list[slice]:
-    """Contiguous, nearly equal pieces of a vector."""
-    edges = [size * piece // pieces for piece in range(pieces + 1)]
-    return [slice(first, last) for first, last in pairwise(edges)]

@@ -29,6 +29,8 @@ class Direct:
 
     def __init__(self, rule: CentreRule, weights: Vector, state: State) -> None:
         self._rule, self._weights, self._state = rule, weights, state
+        self.at = weights
+        """The replica as it was when it asked."""
 
     def give(self, piece: slice, terms: Terms, out: Vector) -> None:
         self._rule.outgoing(self._weights[piece], _cut(self._state, piece), terms, out)
@@ -44,12 +46,12 @@ class Parcel:
     def __init__(self, rule: CentreRule, weights: Vector, state: State) -> None:
         self._rule, self._weights, self._state = rule, weights, state
         self._sent, self._reply = np.empty_like(weights), np.empty_like(weights)
-        self._at = np.empty_like(weights)
+        self.at = np.empty_like(weights)
         self._answered = False
 
     def pack(self, push: bool, terms: Terms) -> None:
         """Keep the replica as it is now, and what is pushed of it."""
-        self._at[:] = self._weights
+        self.at[:] = self._weights
         self._answered = False
         if push:
             self._rule.outgoing(self._weights, self._state, terms, self._sent)
@@ -64,15 +66,15 @@ class Parcel:
     def unpack(self) -> None:
         """Let the answer, if there is one, move the replica, which has gone on meanwhile."""
         if self._answered:
-            self._rule.incoming(self._reply, self._at, self._weights, self._state)
+            self._rule.incoming(self._reply, self.at, self._weights, self._state)
 
 
 class Distant:
     """Measures, around another side, how far the replica was from the centre."""
 
-    def __init__(self, side: Side, rule: CentreRule, weights: Vector) -> None:
-        self._side, self._rule, self._weights = side, rule, weights
-        self._squared, self._force = 0.0, 1.0
+    def __init__(self, side: Direct | Parcel, rule: CentreRule) -> None:
+        self._side, self._rule = side, rule
+        self._squared, self._force, self._answered = 0.0, 1.0, False
 
     def give(self, piece: slice, terms: Terms, out: Vector) -> None:
         self._force = terms.force
@@ -82,12 +84,14 @@ class Distant:
         if self._rule.answers == "move":
             self._squared += float(np.dot(reply, reply)) / self._force**2
         else:
-            apart = reply - self._weights[piece]
+            apart = reply - self._side.at[piece]
             self._squared += float(np.dot(apart, apart))
+        self._answered = True
         self._side.take(piece, reply)
 
-    def distance(self) -> float:
-        return float(np.sqrt(self._squared))
+    def distance(self) -> float | None:
+        """None if nothing came back."""
+        return float(np.sqrt(self._squared)) if self._answered else None
 
 
 def _cut(state: dict[str, Any], piece: slice) -> State:

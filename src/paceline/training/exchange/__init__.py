@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 from paceline.comm import World
 from paceline.observe import Stopwatch
 from paceline.rules import BSP, Rule
+from paceline.training.centre.roles import assign_roles
 from paceline.training.exchange.centre import CentreExchange
-from paceline.training.exchange.free import FreeExchange
+from paceline.training.exchange.free import Frame, FreeExchange
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Part
 from paceline.training.exchange.peers import GossipExchange
@@ -25,6 +27,7 @@ __all__ = [
     "at_centre",
     "goes_freely",
     "make_exchange",
+    "next_number",
     "show_centre",
 ]
 
@@ -58,6 +61,15 @@ _EXCHANGES: dict[str, Any] = {"gradients": GradientExchange, "weights": WeightEx
 _FREE: dict[str, Any] = {"centre": CentreExchange, "peers": GossipExchange}
 
 
+_numbers: ContextVar[int] = ContextVar("numbers", default=0)
+
+
+def next_number() -> int:
+    """A number for the next exchange of this program; all ranks count alike."""
+    _numbers.set(_numbers.get() + 1)
+    return _numbers.get()
+
+
 def goes_freely(rule: Rule, world: World) -> bool:
     """Whether workers go at their own pace by this rule."""
     return _carried_out(rule, world).meets in _FREE
@@ -67,22 +79,24 @@ def _carried_out(rule: Rule, world: World) -> Any:
     """The rule that does what this one asks for in such a world."""
     carried_out: Any = getattr(rule, "carried_out_as", rule)
     if world.size == 1 and carried_out.meets in _FREE and carried_out.plain_alone:
+        assign_roles(world, getattr(carried_out, "servers", None))  # somebody must train
         return BSP()
     return carried_out
 
 
 def make_exchange(
-    world: World, replica: Any, rule: Rule, number: int = 0, batches: int = 0
+    world: World, replica: Any, rule: Rule, number: int = 0, batches: int = 0, seed: int = 0
 ) -> Exchange:
     """The exchange of the kind that the rule needs; the replicas are equal already.
 
-    `batches` are those of the whole run, if they are to be dealt to workers that go at their own
-    pace.
+    `number` tells the exchanges of one program apart. `batches` are those of the whole run, if they
+    are to be dealt to workers that go at their own pace; `seed` is for what they do by chance.
     """
     carried_out = _carried_out(rule, world)
     exchange: Exchange
     if carried_out.meets in _FREE:
-        exchange = _FREE[carried_out.meets](world, replica, carried_out, number, batches)
+        frame = Frame(number, batches, seed)
+        exchange = _FREE[carried_out.meets](world, replica, carried_out, frame)
     else:
         exchange = _EXCHANGES[carried_out.meets](world, replica, carried_out, number)
     return exchange

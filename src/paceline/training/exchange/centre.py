@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.observe import Stopwatch
 from paceline.rules import CentreRule, Terms
 from paceline.training.centre import Direct, Distant, News, Parcel, Report, find_centre
-from paceline.training.exchange.free import FreeExchange
+from paceline.training.exchange.free import Frame, FreeExchange
 from paceline.vectors import Vector
 
 
@@ -24,19 +23,17 @@ class CentreExchange(FreeExchange):
     at the end of the first step after it has come back, at the latest before the next exchange.
     """
 
-    def __init__(
-        self, world: World, replica: Any, rule: CentreRule, number: int = 0, batches: int = 0
-    ) -> None:
+    def __init__(self, world: World, replica: Any, rule: CentreRule, frame: Frame) -> None:
         weights = replica.parameters()
-        centre, roles = find_centre(world, rule, rule.servers, weights, number, batches)
+        _check_force(rule, world)
+        centre, roles = find_centre(world, rule, rule.servers, weights, frame.number, frame.batches)
         super().__init__(world, replica, centre, roles)
         self._rule = rule
-        _check_force(rule, len(roles.workers))
         self._state = rule.begin_worker(weights)
-        self.period = next(step for step in count(1) if any(rule.due(step)))
+        self.period = rule.period
         self._steps_since_push = 0
         self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[News] | None = None
+        self._under_way: tuple[Report, Future[tuple[News, float | None, int]]] | None = None
         if rule.overlap and self.works:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-exchange")
             self._parcel = Parcel(rule, weights, self._state)
@@ -61,7 +58,7 @@ class CentreExchange(FreeExchange):
     def _after(self, watch: Stopwatch) -> bool:
         self._steps_since_push += 1
         push, pull = self._rule.due(self._steps_taken)
-        back = self._under_way is not None and self._under_way.done()
+        back = self._under_way is not None and self._under_way[1].done()
         if not (push or pull):
             if back:
                 self._take_back()
@@ -97,46 +94,64 @@ class CentreExchange(FreeExchange):
         if push:
             self._steps_since_push = 0
         report = self._make_report(push, pull)
+        weights = self._replica.parameters()
         if self._thread is None:
-            weights = self._replica.parameters()
-            self._go(report, terms, Direct(self._rule, weights, self._state))
+            side = Direct(self._rule, weights, self._state)
+            self._hear_of(report, *self._travel(report, terms, side))
+            self._accept(weights)
         else:
-            self._replica.parameters()
             self._parcel.pack(push, terms)
-            self._under_way = self._thread.submit(self._travel, report, terms, self._parcel)
+            travel = self._thread.submit(self._travel, report, terms, self._parcel)
+            self._under_way = (report, travel)
 
-    def _go(self, report: Report, terms: Terms, side: Direct) -> None:
-        self._hear(self._travel(report, terms, side))
-        self._replica.accept_parameters()
-
-    def _travel(self, report: Report, terms: Terms, side: Direct | Parcel) -> News:
+    def _travel(
+        self, report: Report, terms: Terms, side: Direct | Parcel
+    ) -> tuple[News, float | None, int]:
+        """Meet the centre: the news, how far from it the replica was, and the bytes sent."""
         before = self._centre.bytes_sent
-        measured = Distant(side, self._rule, self._replica.parameters())
+        if self.on_exchange is None:
+            return self._centre.meet(report, terms, side), None, 0
+        measured = Distant(side, self._rule)
         news = self._centre.meet(report, terms, measured)
-        if report.push:
-            self.staleness[news.staleness] += 1
-            self.refused += not news.scale
-        self._note(
-            bytes=self._centre.bytes_sent - before,
-            staleness=news.staleness if report.push else None,
-            scale=news.scale,
-            distance=measured.distance() if report.pull or not news.scale else None,
-        )
-        return news
+        return news, measured.distance(), self._centre.bytes_sent - before
 
     def _take_back(self) -> None:
         """Wait for the exchange that is under way, if one is, and let it move the replica."""
         if self._under_way is None:
             return
-        pulled, self._under_way = self._under_way, None
-        news = pulled.result()
-        self._replica.parameters()
+        (report, travel), self._under_way = self._under_way, None
+        facts = travel.result()
+        weights = self._replica.parameters()
         self._parcel.unpack()
+        self._accept(weights)
+        self._hear_of(report, *facts)
+
+    def _accept(self, weights: Vector) -> None:
+        """Let the model follow; where it rounds its weights, that is not the worker's doing."""
+        exact = weights.copy() if getattr(self._replica, "rounds", False) else None
         self._replica.accept_parameters()
+        if exact is not None:
+            rounding = self._replica.parameters() - exact
+            for vector in self._state.values():
+                vector += rounding
+
+    def _hear_of(self, report: Report, news: News, distance: float | None, sent: int) -> None:
         self._hear(news)
+        if report.push:
+            self.staleness[news.staleness] += 1
+            self.refused += not news.scale
+        self._note(
+            bytes=sent,
+            staleness=news.staleness if report.push else None,
+            scale=news.scale,
+            distance=distance,
+        )
 
 
-def _check_force(rule: CentreRule, workers: int) -> None:
+def _check_force(rule: CentreRule, world: World) -> None:
+    workers = world.size - (rule.servers or 0)
+    if workers < 1:
+        return  # the roles say it better
     force = rule.terms(step=0, steps=1, workers=workers).force
     if force >= 1:
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,17 @@ from paceline.vectors import Vector
 
 _LOOK_EVERY_S = 0.02
 """How often a worker that is through asks whether the others are."""
+
+
+class Frame(NamedTuple):
+    """What an exchange is told of the run that it belongs to."""
+
+    number: int = 0
+    """Tells the exchanges of one program apart."""
+    batches: int = 0
+    """To be dealt to the workers, in the whole run."""
+    seed: int = 0
+    """Of what is done by chance."""
 
 
 class FreeExchange(ABC):
@@ -76,6 +87,11 @@ class FreeExchange(ABC):
     def _conclude(self) -> Vector:
         """All have left, and all come here together: the weights that are the result."""
 
+    @property
+    def supposed(self) -> float:
+        """Samples of all workers since the last report, if all are as quick as this one."""
+        return self._samples * len(self.roles.workers)
+
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """All is done after the step."""
         return None
@@ -98,6 +114,10 @@ class FreeExchange(ABC):
     def end_epoch(self, watch: Stopwatch) -> None:
         """Epochs are counted, not waited for."""
         return
+
+    def abandon(self) -> None:
+        """This rank has failed: serve nobody any more."""
+        self._centre.abandon()
 
     def report(self) -> None:
         """Tell the ledger what was done since the last time."""

@@ -10,12 +10,13 @@ from paceline.comm import ANY_RANK, Pending, World, wait_until
 from paceline.comm.wire import Feedback, make_codec
 from paceline.observe import Stopwatch
 from paceline.rules import Gossip
-from paceline.training.centre import find_centre
+from paceline.training.centre import find_centre, tags_of
 from paceline.training.centre.packets import Packet
-from paceline.training.exchange.free import FreeExchange
+from paceline.training.exchange.free import Frame, FreeExchange
 from paceline.vectors import Vector
 
-_FIRST_TAG = 3000
+_LEAST_WEIGHT = 2.0**-100
+"""A worker that gave away more than this without getting any keeps the rest."""
 
 
 class _LedgerOnly:
@@ -31,23 +32,22 @@ class _LedgerOnly:
 class GossipExchange(FreeExchange):
     """Pushes weights to random peers and merges what comes from them.
 
-    A push is posted and left to travel. Before the next one leaves, the last must have; whoever
-    waits for that takes in what comes meanwhile, so two that push to each other never wait for
-    each other. A receive is always posted. At the end everybody tells everybody how many pushes it
-    has sent, and takes in all that are still under way.
+    A push is posted and left to travel, and a receive is always posted, so nobody waits for
+    anybody. At the end everybody tells everybody how many pushes it has sent, and takes in all that
+    are still under way.
     """
 
     period = 10
 
-    def __init__(
-        self, world: World, replica: Any, rule: Gossip, number: int = 0, batches: int = 0
-    ) -> None:
+    def __init__(self, world: World, replica: Any, rule: Gossip, frame: Frame) -> None:
         weights = replica.parameters()
-        ledger, roles = find_centre(world, _LedgerOnly(), 0, weights[:0], number, batches)
+        ledger, roles = find_centre(
+            world, _LedgerOnly(), 0, weights[:0], frame.number, frame.batches
+        )
         super().__init__(world, replica, ledger, roles)
-        self._rule, self._tag = rule, _FIRST_TAG + number
+        self._rule, self._tag = rule, tags_of(frame.number)[2]
         self._weight = 1.0 / world.size
-        self._chance = np.random.default_rng([number, world.rank])
+        self._chance = np.random.default_rng([frame.seed, frame.number, world.rank])
         codec = make_codec(rule.wire, weights.dtype)
         self._feedback = codec and Feedback(codec, weights.size, weights.dtype)
         self._codec, self._got = codec, np.empty_like(weights) if codec else None
@@ -69,7 +69,9 @@ class GossipExchange(FreeExchange):
     def _after(self, watch: Stopwatch) -> bool:
         watch.lap("compute")
         self._take_in()
-        if self._rule.wants_to_push(self._chance):
+        # A peer that is busy takes its time to receive: a push that finds the last one still on its
+        # way is left out, or everybody would wait for the slowest.
+        if self._rule.wants_to_push(self._chance) and self._may_push():
             self._push(self._rule.choose_peer(self._chance, self._world.rank, self._world.size))
         due = self._steps_taken % self.period == 0
         if due:
@@ -83,8 +85,10 @@ class GossipExchange(FreeExchange):
     def _while_waiting(self) -> None:
         self._take_in()
 
+    def _may_push(self) -> bool:
+        return self._weight > _LEAST_WEIGHT and self._has_left()
+
     def _push(self, peer: int) -> None:
-        wait_until(self._has_left)
         self._weight = self._rule.halve(self._weight)
         self._outbox.note(self._weight)
         weights = self._replica.parameters()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from time import monotonic
 from typing import Any
 
@@ -12,7 +11,7 @@ from paceline.observe import Stopwatch
 from paceline.rules import BSP, State, WeightRule
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Message, Part
-from paceline.vectors import Vector
+from paceline.vectors import Vector, cut
 
 
 class WeightExchange:
@@ -34,7 +33,7 @@ class WeightExchange:
             else None
         )
         weights = replica.parameters()
-        self._slices = _cut(weights.size, rule.fragments)
+        self._slices = cut(weights.size, rule.fragments)
         sizes = [piece.stop - piece.start for piece in self._slices]
         longest = 0 if self._plain else max(sizes)
         self._message = Message(world, weights[:longest], number=number)
@@ -116,9 +115,3 @@ class WeightExchange:
     def _begin_period(self) -> None:
         self._steps, self._samples, self._weight = 0, 0.0, 0.0
         self._began = monotonic()
-
-
-def _cut(size: int, pieces: int) -> list[slice]:
-    """Contiguous, nearly equal pieces of a vector."""
-    edges = [size * piece // pieces for piece in range(pieces + 1)]
-    return [slice(first, last) for first, last in pairwise(edges)]
