@@ -6,11 +6,11 @@
 A network of 784-1000-2000-1000-10 (4.8 million parameters) on MNIST; the workers are threads of
 one process, each with plain SGD and batches of 64. A window is the number of steps between two
 exchanges. Without --data-dir it takes the digits that come along. "diverged" is a loss that is no
-number, or an accuracy below 20 %, as a run that is too short to learn has it, too.
+number, or twice that of guessing; a run that is too short to learn has the loss of guessing.
 
 Workers take turns on the cores, so seconds say how long the simulation took, not how quick a rule
-is. Batches are dealt a window at a time: with fewer than workers x window of them, some workers
-get none. 40 workers need 5 GB of memory, 10 need 2 GB.
+is. A worker that takes fewer steps than a window in the whole run pushes once, as it leaves.
+40 workers need 5 GB of memory, 10 need 2 GB.
 
 Hermans 2017, "On Scalable Deep Learning and Parallelizing Gradient Descent". Its own learning
 rates are not known here, so compare which runs are stable, and the order of the figures.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing
 import os
 import queue
@@ -42,8 +43,8 @@ from paceline.errors import TrainingError
 from paceline.observe import read_events
 
 BATCH_SIZE = 64
-CHANCE = 0.2
-"""An accuracy below it is that of a network that has learnt nothing."""
+DIVERGED = 2 * math.log(10)
+"""A loss above it is worse than knowing nothing: guessing among 10 classes costs log(10)."""
 A_DAY_S = 86_400.0
 
 STALENESS = {"downpour": "none", "agn": "agn", "dynsgd": "dynsgd"}
@@ -160,8 +161,8 @@ def measure(cell: Cell) -> dict[str, Any]:
         seconds = time.perf_counter() - began
         events = Path(folder) / "run" / "events"
         staleness = mean_staleness(events) if events.exists() else None
-    accuracy = answer.get("val_accuracy")
-    diverged = "error" not in answer and (accuracy is None or accuracy < CHANCE)
+    loss = answer.get("val_loss")
+    diverged = "error" not in answer and (loss is None or loss > DIVERGED)
     extra = {"diverged": diverged, "staleness": staleness, "seconds": seconds}
     return asdict(cell) | answer | extra
 
