@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.parameter import UninitializedParameter
 
 from paceline.errors import ReplicaError, TrainingError
+from paceline.frameworks.torch_slices import SliceOptimizer, divides
 from paceline.vectors import Layout, Vector, checksum
 
 
@@ -21,6 +23,8 @@ class TorchVectors:
     is and is copied to and fro. Frozen parameters are constants: they are made equal at the start
     and never travel again.
     """
+
+    optimizer: torch.optim.Optimizer
 
     def __init__(self, module: torch.nn.Module) -> None:
         self.module = module
@@ -130,6 +134,22 @@ class TorchVectors:
 
     def clip(self, max_norm: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self._trained, max_norm))
+
+    def divides(self) -> bool:
+        """Whether a step of the optimizer may be taken slice by slice, by different ranks."""
+        return divides(self.optimizer) and not self._copied
+
+    def slice_optimizer(self, parameters: Vector, piece: slice) -> SliceOptimizer:
+        """The optimizer, for a slice of these parameters."""
+        return SliceOptimizer(self.optimizer, self.layout, self._trained, parameters, piece)
+
+    def accept_state(self, state: dict[str, tuple[Vector, dict[int, Any]]]) -> None:
+        """Give the optimizer the state that slices of it have kept."""
+        for name, (vector, values) in state.items():
+            views = _views(self.layout, vector, self._trained)
+            for at, value in values.items():
+                whole = views[at].clone() if value is None else value
+                self.optimizer.state[self._trained[at]][name] = whole
 
     def buffers(self) -> Vector:
         for view, place in zip(self._buffer_views, self._buffers, strict=True):

@@ -19,6 +19,7 @@ from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.rules import Rule, make_rule
 from paceline.training.exchange import (
+    Frame,
     FreeExchange,
     Part,
     make_exchange,
@@ -58,11 +59,14 @@ _active: contextvars.ContextVar[tuple[Pace, ...]] = contextvars.ContextVar("acti
 class Pace:
     """A model in pace with its peers on the other ranks; made by `keep_pace`."""
 
-    def __init__(self, world: World, loop: Any, rule: Rule, clip_norm: float | None) -> None:
+    def __init__(
+        self, world: World, loop: Any, rule: Rule, clip_norm: float | None, share: bool
+    ) -> None:
         self.world = world
         self._loop, self._clip_norm = loop, clip_norm
         start_equal(world, loop)
-        self._exchange = make_exchange(world, loop, rule, number=next_number())
+        frame = Frame(number=next_number(), clip_norm=clip_norm, share=share)
+        self._exchange = make_exchange(world, loop, rule, frame)
         self._watch = Stopwatch()
         self._seen = (0, 0)
         self._usual = Part(1, 1.0, more=True)
@@ -88,8 +92,8 @@ class Pace:
             )
         self._part = self._make_part()
         self._watch.lap("compute")
-        self._exchange.before_step(self._part, self._watch)
-        if self._clip_norm is not None:
+        meeting = self._exchange.before_step(self._part, self._watch)
+        if self._clip_norm is not None and not (meeting and meeting.applied):
             self._loop.clip(self._clip_norm)
 
     def after_step(self) -> None:
@@ -107,7 +111,7 @@ class Pace:
         while self.world.size > 1 or self._exchange.free:
             self._loop.clear_gradients()
             meeting = self._exchange.before_step(Part(), self._watch)
-            if meeting is not None and meeting.more:
+            if meeting is not None and meeting.more and not meeting.applied:
                 if self._clip_norm is not None:
                     self._loop.clip(self._clip_norm)
                 self._loop.apply()
@@ -115,6 +119,7 @@ class Pace:
             if meeting is not None and not meeting.more:
                 break
         show_centre(self._loop, self._exchange)
+        self._exchange.close()
         average_buffers(self.world, self._loop, self._exchange.works)
 
     def abandon(self) -> None:
@@ -152,6 +157,7 @@ def keep_pace(
     rule: str | Mapping[str, Any] | Rule = "bsp",
     *,
     clip_norm: float | None = None,
+    share: bool = False,
     world: World | None = None,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
@@ -162,11 +168,15 @@ def keep_pace(
     end sooner wait in the block's end and take part without samples until all have come; so uneven
     loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
     every rank.
+
+    With `share`, and bsp, ranks of one node keep a single copy of the parameters together and divide
+    the optimizer's work, which is quicker and takes less memory. Then nothing but the optimizer may
+    change the parameters, and its state is complete only after the block.
     """
     world = world or init()
     limit_threads(fair_threads(world))
     loop = make_loop(model, optimizer)
-    pace = Pace(world, loop, make_rule(rule), clip_norm)
+    pace = Pace(world, loop, make_rule(rule), clip_norm, share)
     end = loop.around_step(pace.before_step, pace.after_step)
     others = _active.get()
     _active.set((*others, pace))

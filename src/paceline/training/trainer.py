@@ -22,6 +22,7 @@ from paceline.training.config import RunConfig, read_config
 from paceline.training.datasets import open_datasets
 from paceline.training.exchange import (
     Exchange,
+    Frame,
     FreeExchange,
     goes_freely,
     make_exchange,
@@ -100,14 +101,13 @@ class Trainer:
             self.clock.samples_per_epoch = len(train)
         self.replica = build_replica(config, world)
         start_equal(world, self.replica)
-        self._exchange = exchange = make_exchange(
-            world,
-            self.replica,
-            config.rule,
+        frame = Frame(
             number=next_number(),
             batches=self._batches_to_deal(train),
             seed=config.seed,
+            clip_norm=config.clip_norm,
         )
+        self._exchange = exchange = make_exchange(world, self.replica, config.rule, frame)
         try:
             began, stopped = time.perf_counter(), self._run(exchange, train, validation)
         except BaseException:
@@ -115,6 +115,7 @@ class Trainer:
                 exchange.abandon()
             raise
         show_centre(self.replica, exchange)
+        exchange.close()
         self.replica.release()
         seconds = time.perf_counter() - began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)

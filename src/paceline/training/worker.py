@@ -166,7 +166,7 @@ class Worker:
         weight = samples / (config.data.batch_size * config.accumulate)
         part = Part(samples, weight, more, self.stop_asked, (loss or 0.0) * samples)
         meeting = self.exchange.before_step(part, self.watch)
-        if batch is not None or meeting is not None:
+        if not (meeting.applied if meeting is not None else batch is None):
             if config.clip_norm is not None:
                 self.replica.clip(config.clip_norm)
             self.replica.apply()

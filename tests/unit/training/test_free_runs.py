@@ -18,7 +18,7 @@ from paceline.observe import Stopwatch, read_events
 from paceline.rules import EASGD, Downpour, Gossip
 from paceline.training.centre.node import NodeCentre
 from paceline.training.centre.sides import Parcel
-from paceline.training.exchange import Part, make_exchange
+from paceline.training.exchange import Frame, Part, make_exchange
 from paceline.training.trainer import Trainer
 
 RULES = {
@@ -494,7 +494,7 @@ def test_too_little_node_memory_puts_the_centre_on_the_workers(tmp_path, monkeyp
         replica = NumpyReplica({"w": np.zeros(40)}, lambda arrays, batch: (0.0, arrays))
         exchange = make_exchange(world, replica, EASGD(every=1))
         with pytest.raises(WorldError, match="7 bytes"):
-            make_exchange(world, replica, EASGD(servers=0), number=1)
+            make_exchange(world, replica, EASGD(servers=0), Frame(number=1))
         exchange.leave(Stopwatch())
         return exchange.describe()
 

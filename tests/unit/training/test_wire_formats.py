@@ -33,6 +33,12 @@ every_rule = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(autouse=True)
+def nothing_shared(monkeypatch):
+    """As between nodes: ranks that share their parameters send nothing."""
+    monkeypatch.setattr("paceline.training.exchange.can_share", lambda *_: False)
+
+
 def bytes_of(result):
     """What rank 0 sent in each step in which it sent anything."""
     events = read_events(result.run_dir / "events")

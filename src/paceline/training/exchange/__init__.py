@@ -12,15 +12,18 @@ from paceline.observe import Stopwatch
 from paceline.rules import BSP, Rule
 from paceline.training.centre.roles import assign_roles
 from paceline.training.exchange.centre import CentreExchange
-from paceline.training.exchange.free import Frame, FreeExchange
+from paceline.training.exchange.frame import Frame
+from paceline.training.exchange.free import FreeExchange
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Part
 from paceline.training.exchange.peers import GossipExchange
+from paceline.training.exchange.shared import can_share, make_shared
 from paceline.training.exchange.weights import WeightExchange
 from paceline.vectors import Vector
 
 __all__ = [
     "Exchange",
+    "Frame",
     "FreeExchange",
     "Meeting",
     "Part",
@@ -53,6 +56,9 @@ class Exchange(Protocol):
     def end_epoch(self, watch: Stopwatch) -> None:
         """A user's loop is through its data and goes on with the next epoch."""
 
+    def close(self) -> None:
+        """The last step is done; all ranks come here together."""
+
     def centre(self) -> Vector | None:
         """The weights to validate and save, if they are not the replica's own."""
 
@@ -61,6 +67,7 @@ _EXCHANGES: dict[str, Any] = {"gradients": GradientExchange, "weights": WeightEx
 _FREE: dict[str, Any] = {"centre": CentreExchange, "peers": GossipExchange}
 
 
+_NO_FRAME = Frame()
 _numbers: ContextVar[int] = ContextVar("numbers", default=0)
 
 
@@ -84,21 +91,16 @@ def _carried_out(rule: Rule, world: World) -> Any:
     return carried_out
 
 
-def make_exchange(
-    world: World, replica: Any, rule: Rule, number: int = 0, batches: int = 0, seed: int = 0
-) -> Exchange:
-    """The exchange of the kind that the rule needs; the replicas are equal already.
-
-    `number` tells the exchanges of one program apart. `batches` are those of the whole run, if they
-    are to be dealt to workers that go at their own pace; `seed` is for what they do by chance.
-    """
+def make_exchange(world: World, replica: Any, rule: Rule, frame: Frame = _NO_FRAME) -> Exchange:
+    """The exchange of the kind that the rule needs; the replicas are equal already."""
     carried_out = _carried_out(rule, world)
     exchange: Exchange
     if carried_out.meets in _FREE:
-        frame = Frame(number, batches, seed)
         exchange = _FREE[carried_out.meets](world, replica, carried_out, frame)
+    elif frame.share and can_share(world, replica, carried_out):
+        exchange = make_shared(world, replica, carried_out, frame)
     else:
-        exchange = _EXCHANGES[carried_out.meets](world, replica, carried_out, number)
+        exchange = _EXCHANGES[carried_out.meets](world, replica, carried_out, frame.number)
     return exchange
 
 

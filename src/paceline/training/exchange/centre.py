@@ -12,7 +12,8 @@ from paceline.errors import ConfigError
 from paceline.observe import Stopwatch
 from paceline.rules import CentreRule, Terms
 from paceline.training.centre import Direct, Distant, News, Parcel, Report, find_centre
-from paceline.training.exchange.free import Frame, FreeExchange
+from paceline.training.exchange.frame import Frame
+from paceline.training.exchange.free import FreeExchange
 from paceline.vectors import Vector
 
 

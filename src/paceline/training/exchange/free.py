@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,17 +18,6 @@ from paceline.vectors import Vector
 
 _LOOK_EVERY_S = 0.02
 """How often a worker that is through asks whether the others are."""
-
-
-class Frame(NamedTuple):
-    """What an exchange is told of the run that it belongs to."""
-
-    number: int = 0
-    """Tells the exchanges of one program apart."""
-    batches: int = 0
-    """To be dealt to the workers, in the whole run."""
-    seed: int = 0
-    """Of what is done by chance."""
 
 
 class FreeExchange(ABC):
@@ -118,6 +107,10 @@ class FreeExchange(ABC):
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
         self._centre.abandon()
+
+    def close(self) -> None:
+        """All is closed when all have left."""
+        return
 
     def report(self) -> None:
         """Tell the ledger what was done since the last time."""

@@ -55,6 +55,9 @@ class GradientExchange:
     def end_epoch(self, watch: Stopwatch) -> None:
         """Nothing is left to do."""
 
+    def close(self) -> None:
+        """Nothing is shared."""
+
     def centre(self) -> Vector | None:
         """The replicas are always equal."""
         return None

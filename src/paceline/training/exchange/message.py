@@ -40,6 +40,8 @@ class Meeting(NamedTuple):
     """Some rank has a further batch in this epoch."""
     stop: bool
     """Some rank asks to stop."""
+    applied: bool = False
+    """The exchange has taken the optimizer's step, too."""
 
 
 class Message:

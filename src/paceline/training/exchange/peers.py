@@ -12,7 +12,8 @@ from paceline.observe import Stopwatch
 from paceline.rules import Gossip
 from paceline.training.centre import find_centre, tags_of
 from paceline.training.centre.packets import Packet
-from paceline.training.exchange.free import Frame, FreeExchange
+from paceline.training.exchange.frame import Frame
+from paceline.training.exchange.free import FreeExchange
 from paceline.vectors import Vector
 
 _LEAST_WEIGHT = 2.0**-100

@@ -76,6 +76,9 @@ class WeightExchange:
         if self._steps_taken >= self._rule.start_after:
             self._meet(more=True, stop=False, watch=watch)
 
+    def close(self) -> None:
+        """Nothing is shared."""
+
     def centre(self) -> Vector | None:
         """The rule's centre, where it has one; before that, the replicas are equal."""
         return None if self._state is None else self._rule.centre(self._state)

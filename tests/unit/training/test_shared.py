@@ -1,0 +1,233 @@
+"""BSP on parameters that the ranks of a node share: the same numbers as without sharing."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from training_of_a_line import BATCH, build, data, fit, weights
+
+from paceline import keep_pace, shard
+from paceline.comm import SoloWorld, run_world
+from paceline.errors import WorldError
+from paceline.frameworks import torch_slices
+from paceline.frameworks.torch_loop import TorchLoop
+from paceline.rules import BSP
+from paceline.training.exchange import Frame, make_exchange
+from paceline.training.exchange.gradients import GradientExchange
+from paceline.training.exchange.shared import SharedExchange
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "nesterov": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01),
+    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.5),
+    "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
+    "adadelta": lambda p: torch.optim.Adadelta(p),
+}
+every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+class Net(nn.Module):
+    """Parameters of several shapes, one frozen, one that is never used, one used now and then."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 37), nn.Linear(37, 1)
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.unused = nn.Parameter(torch.ones(50))
+        self.sometimes = nn.Parameter(torch.ones(1))
+        self.calls = 0
+        chance = np.random.default_rng(0)  # torch's generator is shared by the threads
+        for parameter in (*self.first.parameters(), *self.second.parameters()):
+            parameter.data = torch.from_numpy(chance.normal(size=parameter.shape) * 0.3).float()
+
+    def forward(self, x):
+        self.calls += 1
+        out = self.second(torch.tanh(self.first(x * self.frozen)))
+        return out * self.sometimes if self.calls % 3 == 0 else out
+
+
+def loop(make, ranks, share, clip_norm=None, groups=False, schedule=False, extra_on_last=0):
+    """An own loop: the weights, the optimizer's state, and what kind of exchange it had."""
+
+    def program(world):
+        model = Net()
+        parts = list(model.parameters())
+        trained = [{"params": parts[:2]}, {"params": parts[2:], "lr": 0.003}] if groups else parts
+        optimizer = make(trained)
+        batches = shard(data(), BATCH, to=torch.from_numpy)
+        with keep_pace(model, optimizer, clip_norm=clip_norm, share=share) as pace:
+            kind = type(pace._exchange)
+            for _ in range(2):
+                for x, y in batches:
+                    optimizer.zero_grad()
+                    nn.functional.mse_loss(model(x), y).backward()
+                    optimizer.step()
+                if schedule:
+                    optimizer.param_groups[0]["lr"] *= 0.5
+            if world.rank == ranks - 1:
+                for _ in range(extra_on_last):  # this rank's loop is longer
+                    optimizer.zero_grad()
+                    nn.functional.mse_loss(model(x), y).backward()
+                    optimizer.step()
+        state = optimizer.state_dict()["state"]
+        return weights(model), state, kind
+
+    results = run_world(ranks, program)
+    assert len({result[0].tobytes() for result in results}) == 1
+    return results
+
+
+def assert_states_equal(some, others, **closeness):
+    assert some.keys() == others.keys()
+    for key, state in some.items():
+        assert state.keys() == others[key].keys()
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor):
+                assert value.shape == others[key][name].shape
+                np.testing.assert_allclose(value.numpy(), others[key][name].numpy(), **closeness)
+
+
+@every_optimizer
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"groups": True, "schedule": True}, {"extra_on_last": 3}],
+    ids=["plain", "groups and schedule", "uneven"],
+)
+def test_two_ranks_give_the_same_bits(make, settings, monkeypatch):
+    monkeypatch.setattr(torch_slices, "CHUNK_ELEMENTS", 64)  # several chunks, cut within parameters
+    shared, plain = (loop(make, 2, share, **settings) for share in (True, False))
+    assert shared[0][2] is SharedExchange
+    assert plain[0][2] is GradientExchange
+    assert shared[0][0].tobytes() == plain[0][0].tobytes()
+    for mine, theirs in zip(shared, plain, strict=True):
+        assert_states_equal(mine[1], theirs[1], rtol=0, atol=0)
+
+
+@every_optimizer
+def test_three_ranks_agree_but_for_the_order_of_sums(make):
+    shared, plain = (loop(make, 3, share, groups=True) for share in (True, False))
+    assert shared[0][0] == pytest.approx(plain[0][0], abs=1e-6)
+    assert_states_equal(shared[0][1], plain[0][1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_clipping_sees_the_whole_gradient(ranks):
+    make = OPTIMIZERS["momentum"]
+    clipped, plain = (loop(make, ranks, share, clip_norm=0.1) for share in (True, False))
+    assert clipped[0][0] == pytest.approx(plain[0][0], abs=1e-6)
+    assert clipped[0][0] != pytest.approx(loop(make, ranks, True)[0][0], abs=1e-3)
+
+
+def test_a_state_that_was_loaded_is_gone_on_with():
+    def program(world, share):
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        x, y = map(torch.from_numpy, data())
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+        with keep_pace(model, optimizer, share=share):
+            for _ in range(3):
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+        return weights(model)
+
+    shared, plain = (run_world(2, lambda w, s=share: program(w, s)) for share in (True, False))
+    assert shared[0].tobytes() == plain[0].tobytes()
+
+
+def test_a_node_keeps_one_copy_of_the_parameters():
+    def program(world):
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with keep_pace(model, optimizer, share=True):
+            inside = model.weight.data_ptr()
+        return inside, model.weight.data_ptr()
+
+    places = run_world(3, program)
+    assert len({inside for inside, _ in places}) == 1
+    assert len({after for _, after in places} | {places[0][0]}) == 4
+
+
+class Own(torch.optim.SGD):
+    """An optimizer that Paceline does not know."""
+
+
+@pytest.mark.parametrize(
+    ("make", "dtype"),
+    [
+        (lambda p: Own(p, lr=0.1), torch.float32),
+        (lambda p: torch.optim.NAdam(p), torch.float32),
+        (lambda p: torch.optim.SGD(p, lr=0.1), torch.bfloat16),
+    ],
+    ids=["own", "nadam", "bfloat16"],
+)
+def test_what_cannot_be_divided_is_not_shared(make, dtype):
+    def program(world):
+        model = build().to(dtype)
+        with keep_pace(model, make(model.parameters()), share=True) as pace:
+            return type(pace._exchange)
+
+    assert run_world(2, program) == [GradientExchange] * 2
+
+
+def test_nodes_apart_do_not_share():
+    def program(world):
+        world.node_ranks = (world.rank,)
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with keep_pace(model, optimizer, share=True, world=world) as pace:
+            return type(pace._exchange)
+
+    assert run_world(2, program) == [GradientExchange] * 2
+
+
+def test_too_little_memory_is_said_and_got_along_with(monkeypatch, caplog):
+    def program(world):
+        def none_left(nbytes, locks=1):
+            raise WorldError("7 bytes are free")
+
+        monkeypatch.setattr(world, "node_memory", none_left)
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with keep_pace(model, optimizer, share=True) as pace:
+            return type(pace._exchange)
+
+    assert run_world(2, program) == [GradientExchange] * 2
+    assert "parameters are not shared between ranks: 7 bytes are free" in caplog.text
+
+
+def test_the_trainer_shares_and_accumulates(tmp_path, monkeypatch):
+    shared = fit(tmp_path, 2, "bsp", accumulate=2, clip_norm=1.0)
+    monkeypatch.setattr("paceline.training.exchange.can_share", lambda *_: False)
+    plain = fit(tmp_path, 2, "bsp", accumulate=2, clip_norm=1.0)
+    assert weights(shared.model) == pytest.approx(weights(plain.model), abs=1e-6)
+
+
+def test_models_in_other_blocks_are_told_apart():
+    def program(world):
+        first, second = build(), build()
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
+        with (
+            keep_pace(first, optimizers[0], share=True),
+            keep_pace(second, optimizers[1], share=True),
+        ):
+            for which in (*optimizers, optimizers[world.rank]):
+                for group in which.param_groups:
+                    for parameter in group["params"]:
+                        parameter.grad = torch.ones_like(parameter)
+                which.step()
+
+    with pytest.raises(WorldError, match="different keep_pace blocks"):
+        run_world(2, program)
+
+
+def test_alone_nothing_is_shared():
+    model = build()
+    replica = TorchLoop(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    assert type(make_exchange(SoloWorld(), replica, BSP(), Frame())) is GradientExchange
