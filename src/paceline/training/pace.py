@@ -169,9 +169,9 @@ def keep_pace(
     loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
     every rank.
 
-    With `share`, and bsp, ranks of one node keep a single copy of the parameters together and divide
-    the optimizer's work, which is quicker and takes less memory. Then nothing but the optimizer may
-    change the parameters, and its state is complete only after the block.
+    With `share`, and bsp, ranks of one node keep a single copy of the parameters together and
+    divide the optimizer's work, which is quicker and takes less memory. Then nothing but the
+    optimizer may change the parameters, and its state is complete only after the block.
     """
     world = world or init()
     limit_threads(fair_threads(world))
