@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from paceline.comm import SoloWorld
-from paceline.observe import EpochRecord, TimeSplit
+from paceline.observe import TimeSplit
 from paceline.training.callbacks import Logs
 from paceline.training.centre import News
 from paceline.training.exchange import FreeExchange, show_centre
@@ -132,28 +132,12 @@ class FreeRun(Run):
         parts, split = self.count.take(self._exchange.news, epochs), self.worker.watch.take()
         for epoch, part in zip(epochs, parts, strict=True):
             last = epoch == epochs[-1]
-            record = self._record(epoch, part, logs if last else {}, split if last else TimeSplit())
-            figures = self.note(record)
+            found, time = (logs, split) if last else ({}, TimeSplit())
+            figures = self.note(self.make_record(epoch, *part, found, time))
             self.save_history()
             self.call("on_epoch_end", epoch, figures)
             self.reason = self.reason or self.stopping.reason(figures)
         self.worker.stop_asked |= self.reason is not None
-
-    def _record(
-        self, epoch: int, part: tuple[int, float | None, float], logs: Logs, split: TimeSplit
-    ) -> EpochRecord:
-        samples, train_loss, seconds = part
-        return EpochRecord(
-            epoch=epoch,
-            samples=samples,
-            seconds=seconds,
-            train_loss=train_loss,
-            val_loss=logs.get("val_loss"),
-            val_accuracy=logs.get("val_accuracy"),
-            learning_rate=self.replica.learning_rate,
-            samples_per_s=samples / seconds,
-            time=split,
-        )
 
     def _write_exchange(self, facts: dict[str, Any]) -> None:
         if self.config.events_every:

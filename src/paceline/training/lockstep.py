@@ -38,17 +38,8 @@ class LockstepRun(Run):
         self.clock.end_epoch()
         average_buffers(self.world, self.replica)
         logs = self.validate(self.world) if self._validation_is_due() else {}
-        return EpochRecord(
-            epoch=number,
-            samples=samples,
-            seconds=seconds,
-            train_loss=train_loss,
-            val_loss=logs.get("val_loss"),
-            val_accuracy=logs.get("val_accuracy"),
-            learning_rate=self.replica.learning_rate,
-            samples_per_s=samples / seconds,
-            time=mean_over_ranks(self.world, self.worker.watch.take()),
-        )
+        time = mean_over_ranks(self.world, self.worker.watch.take())
+        return self.make_record(number, samples, train_loss, seconds, logs, time)
 
     def _validate_last(self) -> None:
         """A run that stopped early between two validations still tells what it reached."""

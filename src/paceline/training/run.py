@@ -84,6 +84,28 @@ class Run(ABC):
         self.call("on_validation_end", logs)
         return logs
 
+    def make_record(
+        self,
+        epoch: int,
+        samples: int,
+        train_loss: float | None,
+        seconds: float,
+        logs: Logs,
+        time: TimeSplit,
+    ) -> EpochRecord:
+        """What became of an epoch; `logs` are those of its validation, if it had one."""
+        return EpochRecord(
+            epoch=epoch,
+            samples=samples,
+            seconds=seconds,
+            train_loss=train_loss,
+            val_loss=logs.get("val_loss"),
+            val_accuracy=logs.get("val_accuracy"),
+            learning_rate=self.replica.learning_rate,
+            samples_per_s=samples / seconds,
+            time=time,
+        )
+
     def note(self, record: EpochRecord) -> Logs:
         """Keep an epoch's record and show it; its figures."""
         self.history.append(record)
