@@ -218,7 +218,7 @@ def test_validation_does_not_stop_the_workers(tmp_path):
     events = read_events(tmp_path / "run" / "events")
     meanwhile = [e for e in events if e["event"] == "step" and begin < e["time"] < end]
     assert {event["rank"] for event in meanwhile} == {1}
-    assert len(meanwhile) > 20
+    assert len(meanwhile) > 8
 
 
 def test_the_validated_model_is_the_centre(tmp_path):
@@ -439,7 +439,7 @@ def test_overlap_goes_on_computing_while_an_exchange_travels(monkeypatch, overla
     meet = NodeCentre.meet
 
     def slow(self, *arguments):
-        time.sleep(0.2)
+        time.sleep(0.5)
         return meet(self, *arguments)
 
     monkeypatch.setattr(NodeCentre, "meet", slow)
@@ -456,7 +456,7 @@ def test_overlap_goes_on_computing_while_an_exchange_travels(monkeypatch, overla
             return time.perf_counter() - began
 
     quickest = min(run_world(2, program))
-    assert (quickest < 0.15) == overlap
+    assert (quickest < 0.4) == overlap
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, WorldError])
