@@ -9,6 +9,7 @@ import numpy as np
 
 from paceline.comm import Pending, World, wait_until
 from paceline.comm.wire import make_codec
+from paceline.errors import WorldError
 from paceline.rules import Terms
 from paceline.training.centre.channels import Lines
 from paceline.training.centre.host import Host
@@ -39,7 +40,7 @@ class RemoteCentre:
         self._world, self._rule, self._hosts, self._host = world, rule, roles.hosts, host
         self._tags, self._works = tags, world.rank in roles.workers
         self._pieces = cut(weights.size, len(roles.hosts))
-        self.bytes_sent = 0
+        self.bytes_sent, self._abandoned = 0, False
         if not self._works:
             return
         codec = make_codec(rule.wire, weights.dtype)
@@ -111,10 +112,11 @@ class RemoteCentre:
         for host, request in zip(self._hosts, self._requests, strict=True):
             request.ask(FAREWELL, Report(), Terms())
             pending.append(self._world.dispatch(request.filled(0), host, self._tags[0]))
-        wait_until(lambda: all(message.done() for message in pending))
+        self._wait_for(pending)
 
     def abandon(self) -> None:
-        """This rank has failed: serve nobody any more."""
+        """This rank has failed: serve nobody any more, and wait for nobody."""
+        self._abandoned = True
         if self._host is not None:
             self._host.abandon()
 
@@ -138,4 +140,9 @@ class RemoteCentre:
             sent = self._requests[at].filled(nbytes)
             self.bytes_sent += sent.nbytes
             pending.append(self._world.dispatch(sent, self._hosts[at], self._tags[0]))
-        wait_until(lambda: all(message.done() for message in pending))
+        self._wait_for(pending)
+
+    def _wait_for(self, pending: Sequence[Pending]) -> None:
+        wait_until(lambda: self._abandoned or all(message.done() for message in pending))
+        if self._abandoned:
+            raise WorldError(f"rank {self._world.rank} has given its exchange up")

@@ -43,6 +43,11 @@ class CentreExchange(FreeExchange):
     def bytes_sent(self) -> int:
         return self._centre.bytes_sent
 
+    def abandon(self) -> None:
+        super().abandon()  # an exchange that is under way ends with it
+        if self._thread is not None:
+            self._thread.shutdown()
+
     def report(self) -> None:
         self._take_back()  # one conversation at a time
         super().report()
