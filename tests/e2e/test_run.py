@@ -80,6 +80,20 @@ def test_no_shared_memory_is_left_behind(paceline, script, end):
     assert set(Path("/dev/shm").iterdir()) <= before
 
 
+def test_ranks_that_fail_at_one_moment_say_it_once(paceline, script):
+    path = script(
+        "import time\n"
+        "import paceline\n"
+        "from paceline.launch import world\n"
+        "world.wait_for_turn = lambda rank: time.sleep(0.01 * rank)\n"
+        "paceline.init().barrier()\n"
+        "raise world.LaunchError('for one reason')\n"
+    )
+    done = paceline("run", "-n", "2", "--", path, timeout_s=30)
+    assert done.returncode == 1
+    assert done.stderr.count("for one reason") == 1, done.stderr
+
+
 def test_an_exception_without_mpi_ends_all(paceline, script):
     name = script(
         "import os, time\nif os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"

@@ -10,7 +10,7 @@ from paceline import __version__
 from paceline.cli import run, train
 from paceline.errors import PacelineError
 from paceline.launch.environment import detect
-from paceline.launch.world import exit_code, wait_for_turn
+from paceline.launch.world import exit_code, is_first_to_speak, wait_for_turn
 
 COMMANDS = (train, run)
 
@@ -31,7 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(args.function(args, given))
     except PacelineError as error:
         wait_for_turn(detect().rank or 0)
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        if is_first_to_speak():
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return exit_code(error)
     except KeyboardInterrupt:
         sys.stderr.write("paceline: interrupted\n")

@@ -6,6 +6,9 @@ from dataclasses import dataclass, replace
 
 from paceline.errors import LaunchError
 
+JOB_FOLDER = "PACELINE_JOB_FOLDER"
+"""The variable that names the folder which our launcher made for this job, and removes."""
+
 # Slurm's reserved step ids: the shell of `salloc` and the batch script are steps of one task each.
 _SLURM_LONE_STEPS = ("4294967290", "4294967291")
 

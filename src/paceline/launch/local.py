@@ -15,6 +15,7 @@ from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.launch.cores import available_cores, numa_nodes
+from paceline.launch.environment import JOB_FOLDER
 from paceline.launch.foreground import run_foreground
 
 _VERSION_TIMEOUT_S = 20
@@ -111,7 +112,8 @@ def start(job: Job) -> int:
     mpirun, machine = find_mpirun(), read_machine()
     with shared_memory(mpirun) as place:
         argv, extra = render_command(job, mpirun, machine)
-        env = {**place, **os.environ, **extra}
+        environ = {name: value for name, value in os.environ.items() if name != JOB_FOLDER}
+        env = {**place, **environ, **extra}
         return run_foreground(argv, env, raw=os.environ.get("PACELINE_RAW") == "1")
 
 
@@ -120,7 +122,7 @@ def shared_memory(mpirun: Mpirun) -> Iterator[dict[str, str]]:
     """A place of its own for the job's shared memory, which goes when the job has ended.
 
     Ranks that are killed or aborted leave Open MPI's segments behind, megabytes each. Yields the
-    variable that tells Open MPI the place.
+    variables that tell Open MPI and the ranks the place.
     """
     if mpirun.kind != "openmpi" or not os.access(_SHARED_MEMORY, os.W_OK):
         yield {}
@@ -129,7 +131,7 @@ def shared_memory(mpirun: Mpirun) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory(
         prefix=f"paceline-{os.getpid()}-", dir=_SHARED_MEMORY, ignore_cleanup_errors=True
     ) as place:
-        yield {"OMPI_MCA_btl_sm_backing_directory": place}
+        yield {"OMPI_MCA_btl_sm_backing_directory": place, JOB_FOLDER: place}
 
 
 def remove_stale_memory(unused_s: float = 60.0) -> None:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 import time
 import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Protocol
 
 from paceline.comm import SoloWorld, World, current_world
 from paceline.errors import ConfigError, LaunchError, PacelineError
-from paceline.launch.environment import check_world, detect
+from paceline.launch.environment import JOB_FOLDER, check_world, detect
 
 _joined: World | None = None
 _HAND_OVER_S = 0.2
 """Time for the launcher to pass on a rank's last words: Hydra drops them when it aborts at once."""
+
+_LISTEN_S = 5.0
+"""How long a rank that need not speak waits for its end before it speaks after all."""
 
 
 def init() -> World:
@@ -81,6 +86,8 @@ def fail(world: Endable, error: BaseException) -> NoReturn:
     """Say once what went wrong and where, and end all ranks."""
     try:
         wait_for_turn(world.rank)
+        if world.size > 1 and not is_first_to_speak():
+            time.sleep(_LISTEN_S)  # the first to speak ends this rank, too
         with contextlib.suppress(OSError, ValueError, AttributeError):  # stdout may be closed
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError, AttributeError):
@@ -95,6 +102,24 @@ def fail(world: Endable, error: BaseException) -> NoReturn:
 def wait_for_turn(rank: int) -> None:
     """Ranks often fail together, for the same reason: the lowest speaks, and ends the others."""
     time.sleep(min(0.4 * rank, 2.4))
+
+
+def is_first_to_speak() -> bool:
+    """Whether no other rank of this job, on this node, has said what went wrong.
+
+    A busy machine may take longer to end the others than their turns are apart. Without a folder
+    of the job there is no telling.
+    """
+    folder = os.environ.get(JOB_FOLDER)
+    if not folder:
+        return True
+    try:
+        (Path(folder) / "last-words").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    except OSError:  # another node, or the folder is full: rather two messages than none
+        return True
+    return True
 
 
 @contextlib.contextmanager
