@@ -40,6 +40,39 @@ def all_reduce_repeats_bit_for_bit(world: World) -> None:
     assert len(set(world.share(first.tobytes()))) == 1, "ranks got different sums"
 
 
+def a_made_buffer_is_summed_in_place(world: World) -> None:
+    for size in (3, 5_000, 100_001):
+        buffer = world.make_buffer(size, np.float32)
+        assert buffer.shape == (size,)
+        assert not buffer.any()
+        buffer[:] = world.rank
+        world.all_reduce(buffer)
+        part = buffer[size // 3 :]
+        world.all_reduce(part)
+        once = sum(range(world.size))
+        assert set(buffer[: size // 3].tolist()) <= {once}
+        assert set(part.tolist()) == {once * world.size}
+        world.drop_buffer(buffer)
+        world.all_reduce(buffer)  # as before, by another way
+        assert set(buffer[size // 3 :].tolist()) == {once * world.size**2}
+
+
+def long_sums_are_the_same_on_pretended_nodes(world: World) -> None:
+    """A world of its own: how ranks share nodes is found out once."""
+    part = world.split(0)
+    part.node_ranks = tuple(r for r in range(world.size) if r % 2 == world.rank % 2)
+    values = np.random.default_rng(world.rank).normal(size=30_000).astype(np.float32)
+    expected = values.copy()
+    world.all_reduce(expected)
+    made = part.make_buffer(values.size, np.float32)
+    made[:] = values
+    part.all_reduce(made)
+    part.all_reduce(values)
+    for found in (made, values):
+        assert np.allclose(found, expected, atol=1e-5)
+        assert len(set(world.share(found.tobytes()))) == 1
+
+
 def neighbours_pass_messages_on_a_ring(world: World) -> None:
     if world.size == 1:
         return
@@ -329,6 +362,8 @@ CHECKS = [
     broadcast_gives_the_roots_values,
     all_reduce_sums_in_place,
     all_reduce_repeats_bit_for_bit,
+    a_made_buffer_is_summed_in_place,
+    long_sums_are_the_same_on_pretended_nodes,
     neighbours_pass_messages_on_a_ring,
     messages_are_told_apart_by_tag,
     receive_takes_any_rank,

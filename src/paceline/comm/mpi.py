@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 import mpi4py
 import numpy as np
+import numpy.typing as npt
 
 # A rank may serve others from one thread while another trains: both talk, at the same time.
 # An MPI that cannot do it gives less, which `threads_may_talk` tells. It costs 0.4 us per call.
@@ -16,6 +17,7 @@ mpi4py.rc(thread_level="multiple")
 from mpi4py import MPI  # noqa: E402
 
 from paceline.comm.memory import map_together  # noqa: E402
+from paceline.comm.node_sum import SMALL_BYTES, NodeSum  # noqa: E402
 from paceline.comm.world import (  # noqa: E402
     ANY_RANK,
     Buffer,
@@ -28,6 +30,7 @@ from paceline.comm.world import (  # noqa: E402
     check_pieces,
 )
 from paceline.errors import WorldError  # noqa: E402
+from paceline.vectors import aligned_zeros  # noqa: E402
 
 MAX_ELEMENTS = 2**30
 """Elements per collective: MPI counts are 32-bit before MPI 4, and so are some of its sums."""
@@ -46,6 +49,8 @@ class MPIWorld:
         neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.node_ranks: tuple[int, ...] = tuple(neighbours.allgather(self.rank))
         neighbours.Free()
+        self._sums: NodeSum | None = None
+        self._sums_tried = False
         self.threads_may_talk: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
@@ -53,8 +58,38 @@ class MPIWorld:
             self._comm.Bcast(piece, root=root)
 
     def all_reduce(self, buffer: Buffer) -> None:
+        sums = self._node_sums() if check_buffer(buffer).nbytes > SMALL_BYTES else None
+        if sums is not None and sums.all_reduce(buffer.reshape(-1)):
+            return
         for piece in _pieces(buffer, MAX_ELEMENTS):
             self._comm.Allreduce(MPI.IN_PLACE, piece)
+
+    def make_buffer(self, size: int, dtype: npt.DTypeLike) -> Buffer:
+        kind, sums = np.dtype(dtype), self._node_sums()
+        try:
+            if sums is not None:
+                return sums.make_buffer(size * kind.itemsize).view(kind)
+        except WorldError:  # on all ranks: the sum then goes through what memory there is
+            pass
+        return aligned_zeros(size, kind)
+
+    def drop_buffer(self, buffer: Buffer) -> None:
+        if self._sums is not None:
+            self._sums.drop_buffer(buffer)
+
+    def _node_sums(self) -> NodeSum | None:
+        """How ranks that share nodes sum; None where no rank has a neighbour, or no memory.
+
+        Made when it is first needed, by all ranks together.
+        """
+        if not self._sums_tried:
+            self._sums_tried = True
+            try:
+                if max(self.share(len(self.node_ranks))) > 1:
+                    self._sums = NodeSum(self)
+            except WorldError:  # on all ranks
+                self._sums = None
+        return self._sums
 
     def all_to_all(self, send: Buffer, receive: Buffer) -> None:
         check_pieces(send, receive, self.size)

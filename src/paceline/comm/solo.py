@@ -5,6 +5,8 @@ from __future__ import annotations
 import socket
 from typing import NoReturn
 
+import numpy.typing as npt
+
 from paceline.comm.memory import ProcessMemory, reserve
 from paceline.comm.world import (
     ANY_RANK,
@@ -18,6 +20,7 @@ from paceline.comm.world import (
     check_pieces,
 )
 from paceline.errors import WorldError
+from paceline.vectors import aligned_zeros
 
 
 class SoloWorld:
@@ -36,6 +39,12 @@ class SoloWorld:
 
     def all_reduce(self, buffer: Buffer) -> None:
         check_buffer(buffer)
+
+    def make_buffer(self, size: int, dtype: npt.DTypeLike) -> Buffer:
+        return aligned_zeros(size, dtype)
+
+    def drop_buffer(self, buffer: Buffer) -> None:
+        return None
 
     def all_to_all(self, send: Buffer, receive: Buffer) -> None:
         check_pieces(send, receive, 1)

@@ -17,6 +17,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
+import numpy.typing as npt
+
 from paceline.comm.mail import Dispatched, Mailbox
 from paceline.comm.memory import ProcessMemory, reserve
 from paceline.comm.world import (
@@ -31,6 +33,7 @@ from paceline.comm.world import (
     check_pieces,
 )
 from paceline.errors import WorldError
+from paceline.vectors import aligned_zeros
 
 R = TypeVar("R")
 
@@ -108,6 +111,12 @@ class ThreadWorld:
         self._hub.slots[self.rank] = check_buffer(buffer)
         self.barrier()
         return list(self._hub.slots)
+
+    def make_buffer(self, size: int, dtype: npt.DTypeLike) -> Buffer:
+        return aligned_zeros(size, dtype)
+
+    def drop_buffer(self, buffer: Buffer) -> None:
+        return None
 
     def all_to_all(self, send: Buffer, receive: Buffer) -> None:
         check_pieces(send, receive, self.size)

@@ -73,6 +73,12 @@ class World(Protocol):
     def all_reduce(self, buffer: Buffer) -> None:
         """Overwrite every rank's buffer by the sum over all ranks."""
 
+    def make_buffer(self, size: int, dtype: npt.DTypeLike) -> Buffer:
+        """Zeroed memory that `all_reduce` sums without copies; all ranks ask together."""
+
+    def drop_buffer(self, buffer: Buffer) -> None:
+        """Let go of memory that `make_buffer` gave; views of it stay valid."""
+
     def all_to_all(self, send: Buffer, receive: Buffer) -> None:
         """Piece i of `send` goes to rank i; piece j of `receive` came from rank j; all as long."""
 

@@ -56,7 +56,9 @@ class GradientExchange:
         """Nothing is left to do."""
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Give the message's memory back."""
+        if self._message is not None:
+            self._message.close()
 
     def centre(self) -> Vector | None:
         """The replicas are always equal."""

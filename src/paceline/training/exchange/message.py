@@ -8,7 +8,7 @@ from paceline.comm import World
 from paceline.comm.coded_sum import CodedSum
 from paceline.errors import WorldError
 from paceline.observe import Stopwatch
-from paceline.vectors import ALIGNMENT_BYTES, Vector, aligned_zeros
+from paceline.vectors import ALIGNMENT_BYTES, Vector
 
 _WEIGHT, _HIGH, _LOW, _MORE, _STOP, _NUMBER, _FIELDS = range(7)
 _SPLIT = 4096  # a float32 counts to 16 million; two of them count all samples of an epoch
@@ -61,7 +61,7 @@ class Message:
         self._world, self._number = world, number
         line = ALIGNMENT_BYTES // vector.dtype.itemsize
         head = -(-(_FIELDS + flags) // line) * line  # the vector starts on a cache line
-        self._all = aligned_zeros(head + vector.size, vector.dtype)
+        self._all = world.make_buffer(head + vector.size, vector.dtype)
         self._fields = self._all[:_FIELDS]
         self.flags: Vector = self._all[_FIELDS : _FIELDS + flags]
         self.vector: Vector = self._all[head:]
@@ -90,6 +90,10 @@ class Message:
         elif coded:  # nobody gave anything: what rounding left behind waits for the next vector
             vector[:] = 0
         return meeting
+
+    def close(self) -> None:
+        """Give the memory back; who still has a view of it may keep that."""
+        self._world.drop_buffer(self._all)
 
     def _sum(self, sent: Vector) -> None:
         self._world.all_reduce(sent)

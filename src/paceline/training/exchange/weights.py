@@ -77,7 +77,10 @@ class WeightExchange:
             self._meet(more=True, stop=False, watch=watch)
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Give the memory of the messages back."""
+        self._message.close()
+        if self._gradients is not None:
+            self._gradients.close()
 
     def centre(self) -> Vector | None:
         """The rule's centre, where it has one; before that, the replicas are equal."""

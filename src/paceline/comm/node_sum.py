@@ -1,0 +1,221 @@
+"""The all-reduce of ranks that share nodes: through memory inside, one slice per rank between.
+
+Every rank sees the buffers of its node. It takes its own slice of the vector, adds that slice up
+over the node, chunk by chunk while it is in the cache, sums it with the same slice of the other
+nodes, and writes the result to all buffers of its node. So nothing is sent inside a node, every
+link between nodes carries the vector once, and the adding is divided by the ranks of a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.comm.world import Buffer, NodeMemory, World
+from paceline.errors import WorldError
+
+SMALL_BYTES = 16 * 1024
+"""Up to here one message of MPI's own is quicker than two barriers and a look at the others."""
+
+CHUNK_BYTES = 256 * 1024
+"""What is added up at once: it and its sum stay in a core's own cache."""
+
+LONG_BYTES = 32 * 1024 * 1024
+"""From here on the way through the stages, in the cache, beats MPI's messages on one node."""
+
+STAGE_BYTES = 256 * 1024
+"""Memory per rank through which buffers go that the node cannot see."""
+FAR_STAGE_BYTES = 4 * 1024 * 1024
+"""The same where nodes differ: a network wants longer messages than a cache."""
+
+_LINE = 64
+_KIND, _START, _NBYTES, _DTYPE, _FIELDS = range(5)
+_STAGED = -1
+
+
+class NodeBuffers:
+    """The buffers of all ranks of a node that were made together, one of them this rank's."""
+
+    def __init__(self, memory: NodeMemory, nbytes: int, ranks: int, rank: int) -> None:
+        self._memory = memory
+        stride = _round_up(nbytes)
+        rows = memory.bytes[: ranks * stride].reshape(ranks, stride)
+        self.rows: list[npt.NDArray[np.uint8]] = [row[:nbytes] for row in rows]
+        self.mine = self.rows[rank]
+        self._begin = self.mine.__array_interface__["data"][0]
+
+    def start_of(self, buffer: Buffer) -> int | None:
+        """Where in this rank's buffer these elements begin; None if they lie elsewhere."""
+        start: int = buffer.__array_interface__["data"][0] - self._begin
+        return start if start >= 0 and start + buffer.nbytes <= self.mine.nbytes else None
+
+    def close(self) -> None:
+        """Give the memory back, for this rank."""
+        del self.rows, self.mine
+        self._memory.close()
+
+
+class NodeSum:
+    """Sums vectors over all ranks of a world, by way of the memory of its nodes.
+
+    `neighbours` are the ranks of this node. `across`, on the ranks that own a slice, are those that
+    own the same slice on the other nodes: on every node as many ranks own one as the smallest node
+    has. All nodes add in the order of ranks, so the result is the same bits on every rank.
+    """
+
+    def __init__(self, world: World) -> None:
+        """All ranks make it together; a WorldError on all of them where memory is too small."""
+        self._world = world
+        lowest = world.share(min(world.node_ranks))
+        self.neighbours = world.split(min(world.node_ranks))
+        self.owners = min(lowest.count(node) for node in set(lowest))
+        """How many ranks of each node own a slice."""
+        self.nodes = len(set(lowest))
+        across = world.split(self.neighbours.rank)
+        self.owns = self.neighbours.rank < self.owners
+        self.across = across if self.owns and self.nodes > 1 else None
+        ranks = self.neighbours.size
+        heads = ranks * _LINE
+        stage = STAGE_BYTES if self.nodes == 1 else FAR_STAGE_BYTES
+        self._memory = world.node_memory(heads + 2 * ranks * stage, locks=0)
+        self._heads = self._memory.bytes[:heads].view(np.int64).reshape(ranks, -1)
+        self._stages = self._memory.bytes[heads:].reshape(2, ranks, stage)
+        self._buffers: dict[int, NodeBuffers] = {}
+        self._made = 0
+
+    def make_buffer(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Zeroed memory that the other ranks of the node can reach; all ranks ask together."""
+        ranks = self.neighbours.size
+        memory = self._world.node_memory(ranks * _round_up(nbytes), locks=0)
+        buffers = NodeBuffers(memory, nbytes, ranks, self.neighbours.rank)
+        self._made += 1
+        self._buffers[self._made] = buffers
+        return buffers.mine
+
+    def drop_buffer(self, buffer: Buffer) -> None:
+        """Forget a buffer; this rank's views of it stay valid until they are dropped."""
+        for number, buffers in self._buffers.items():
+            if buffers.start_of(buffer) == 0:
+                del self._buffers[number]
+                buffers.close()
+                return
+
+    def all_reduce(self, buffer: Buffer) -> bool:
+        """Overwrite every rank's buffer, one-dimensional, by the sum over all ranks.
+
+        False on all ranks, and nothing done, where messages are quicker.
+        """
+        number, start = self._find(buffer)
+        head = self._heads[self.neighbours.rank]
+        head[:_FIELDS] = number, start, buffer.nbytes, buffer.dtype.num
+        self.neighbours.barrier()
+        heads = self._heads[:, :_FIELDS].tolist()
+        if heads.count(heads[0]) < len(heads):
+            self._check_alike(heads)
+            number = _STAGED
+        if number == _STAGED:
+            if self.nodes == 1 and buffer.nbytes < LONG_BYTES:
+                return False
+            self._sum_staged(buffer)
+            return True
+        end = start + buffer.nbytes
+        rows = [row[start:end].view(buffer.dtype) for row in self._buffers[number].rows]
+        self.sum_own(rows, self.slice_of(buffer.size))
+        self.neighbours.barrier()
+        return True
+
+    def slice_of(self, size: int) -> slice:
+        """The part of so many elements that this rank owns: cache lines of its own, or nothing."""
+        return self._slice_of(size, self.neighbours.rank)
+
+    def _slice_of(self, size: int, owner: int) -> slice:
+        if owner >= self.owners:
+            return slice(size, size)
+        edges = [size * at // self.owners // _LINE * _LINE for at in range(self.owners)] + [size]
+        return slice(edges[owner], edges[owner + 1])
+
+    def sum_own(self, rows: Sequence[Buffer], piece: slice) -> None:
+        """Write the sum of this rank's piece over all ranks to the rows of its node."""
+        if self.across is None:
+            for part in _cut(piece, CHUNK_BYTES // rows[0].itemsize):
+                _add_up([row[part] for row in rows])
+            return
+        mine = rows[self.neighbours.rank]
+        for part in _cut(piece, CHUNK_BYTES // rows[0].itemsize):
+            mine[part] = _total([row[part] for row in rows])
+        self.across.all_reduce(mine[piece])
+        for row in rows:
+            if row is not mine:
+                row[piece] = mine[piece]
+
+    def _find(self, buffer: Buffer) -> tuple[int, int]:
+        for number, buffers in self._buffers.items():
+            start = buffers.start_of(buffer)
+            if start is not None:
+                return number, start
+        return _STAGED, 0
+
+    def _check_alike(self, heads: list[list[int]]) -> None:
+        if len({(head[_NBYTES], head[_DTYPE]) for head in heads}) > 1:
+            told = ", ".join(f"{head[_NBYTES]} bytes" for head in heads)
+            raise WorldError(
+                f"the ranks of {self._world.node} sum vectors that differ: {told}; all ranks must "
+                "exchange the same model"
+            )
+
+    def _sum_staged(self, buffer: Buffer) -> None:
+        """Piece by piece through the stages, which stay in the cache.
+
+        Two stages in turn: nobody overwrites what a slower rank has still to read.
+        """
+        stages = self._stages.view(buffer.dtype)
+        for turn, part in enumerate(_cut(slice(0, buffer.size), stages.shape[2])):
+            self._sum_through(list(stages[turn % 2]), buffer[part])
+
+    def _sum_through(self, stage: list[Any], buffer: Buffer) -> None:
+        """Each rank shows the others their slices, adds up its own, and shows the sum."""
+        rank = self.neighbours.rank
+        pieces = [self._slice_of(buffer.size, owner) for owner in range(self.owners)]
+        for owner, piece in enumerate(pieces):
+            if owner != rank:
+                stage[rank][piece] = buffer[piece]
+        self.neighbours.barrier()
+        if self.owns:
+            own = pieces[rank]
+            rows = [buffer[own] if at == rank else row[own] for at, row in enumerate(stage)]
+            stage[rank][own] = _total(rows)
+            if self.across is not None:
+                self.across.all_reduce(stage[rank][own])
+        self.neighbours.barrier()
+        for owner, piece in enumerate(pieces):
+            buffer[piece] = stage[owner][piece]
+
+
+def _add_up(rows: list[Any]) -> None:
+    """Every row becomes the sum of all, added in their order."""
+    total = _total(rows)
+    for row in rows:
+        if row is not total:
+            row[:] = total
+
+
+def _total(rows: list[Any]) -> Any:
+    """The sum of the rows in their order; of two it is written to the first."""
+    if len(rows) <= 2:
+        return np.add(rows[0], rows[1], out=rows[0]) if len(rows) == 2 else rows[0]
+    total = rows[0] + rows[1]
+    for row in rows[2:]:
+        total += row
+    return total
+
+
+def _cut(piece: slice, longest: int) -> Iterator[slice]:
+    for first in range(piece.start, piece.stop, longest):
+        yield slice(first, min(first + longest, piece.stop))
+
+
+def _round_up(nbytes: int) -> int:
+    return -(-nbytes // _LINE) * _LINE
