@@ -4,13 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.comm.nodes import Nodes, nodes_of
 from paceline.comm.wire import Bytes, Codec, Feedback, make_codec
 from paceline.comm.world import World
 from paceline.vectors import Vector, aligned_zeros
+
+
+class VectorSum(Protocol):
+    """A way to sum vectors of one size."""
+
+    def all_reduce(self, vector: Vector) -> int:
+        """Overwrite every rank's vector by the sum; the bytes that this rank sent."""
 
 
 class CodedSum:
@@ -60,9 +69,40 @@ class CodedSum:
         return data[rank * self._slot : (rank + 1) * self._slot]
 
 
+class FarSum:
+    """Sums vectors over all ranks: as they are inside a node, coded between nodes.
+
+    Each rank of a node takes its slice to the other nodes.
+    """
+
+    def __init__(self, nodes: Nodes, codec: Codec, size: int, dtype: npt.DTypeLike) -> None:
+        self._nodes = nodes
+        itemsize = np.dtype(dtype).itemsize
+        self._slices = [nodes.slice_of(size, itemsize, owner) for owner in range(nodes.owners)]
+        self.far: CodedSum | None = None
+        """Of this rank's slice, if it owns one."""
+        if nodes.across is not None:
+            own = self._slices[nodes.neighbours.rank]
+            self.far = CodedSum(nodes.across, codec, own.stop - own.start, dtype)
+
+    def all_reduce(self, vector: Vector) -> int:
+        """Overwrite every rank's vector by the sum; the bytes that went to other nodes."""
+        neighbours, sent = self._nodes.neighbours, 0
+        neighbours.all_reduce(vector)
+        if self.far is not None:
+            sent = self.far.all_reduce(vector[self._slices[neighbours.rank]])
+        if neighbours.size > 1:
+            for owner, piece in enumerate(self._slices):
+                neighbours.broadcast(vector[piece], root=owner)
+        return sent
+
+
 def make_sums(
     world: World, wire: str, sizes: Iterable[int], dtype: npt.DTypeLike
-) -> list[CodedSum] | None:
-    """A sum for each part of a vector; None where nothing is coded: in float32, or alone."""
+) -> list[FarSum] | None:
+    """A sum for each part of a vector; None where nothing is coded: in float32, or on one node."""
     codec = make_codec(wire, dtype) if world.size > 1 else None
-    return [CodedSum(world, codec, size, dtype) for size in sizes] if codec else None
+    if codec is None:
+        return None
+    nodes = nodes_of(world)
+    return [FarSum(nodes, codec, size, dtype) for size in sizes] if nodes.count > 1 else None

@@ -18,6 +18,7 @@ from mpi4py import MPI  # noqa: E402
 
 from paceline.comm.memory import map_together  # noqa: E402
 from paceline.comm.node_sum import SMALL_BYTES, NodeSum  # noqa: E402
+from paceline.comm.waiting import LONGEST_S, wait_until  # noqa: E402
 from paceline.comm.world import (  # noqa: E402
     ANY_RANK,
     Buffer,
@@ -49,6 +50,7 @@ class MPIWorld:
         neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)
         self.node_ranks: tuple[int, ...] = tuple(neighbours.allgather(self.rank))
         neighbours.Free()
+        self.patience_s: float | None = None
         self._sums: NodeSum | None = None
         self._sums_tried = False
         self.threads_may_talk: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
@@ -62,7 +64,10 @@ class MPIWorld:
         if sums is not None and sums.all_reduce(buffer.reshape(-1)):
             return
         for piece in _pieces(buffer, MAX_ELEMENTS):
-            self._comm.Allreduce(MPI.IN_PLACE, piece)
+            if self.patience_s is None:
+                self._comm.Allreduce(MPI.IN_PLACE, piece)
+            else:
+                self._await(self._comm.Iallreduce(MPI.IN_PLACE, piece))
 
     def make_buffer(self, size: int, dtype: npt.DTypeLike) -> Buffer:
         kind, sums = np.dtype(dtype), self._node_sums()
@@ -95,7 +100,10 @@ class MPIWorld:
         check_pieces(send, receive, self.size)
         outgoing, incoming = send.reshape(self.size, -1), receive.reshape(self.size, -1)
         if send.size <= MAX_ELEMENTS:
-            self._comm.Alltoall(outgoing, incoming)
+            if self.patience_s is None:
+                self._comm.Alltoall(outgoing, incoming)
+            else:
+                self._await(self._comm.Ialltoall(outgoing, incoming))
             return
         for part in _columns(outgoing.shape[1], self.size):
             piece = np.ascontiguousarray(outgoing[:, part])
@@ -107,7 +115,10 @@ class MPIWorld:
         check_gathered(send, receive, self.size)
         outgoing, incoming = send.reshape(-1), receive.reshape(self.size, -1)
         if receive.size <= MAX_ELEMENTS:
-            self._comm.Allgather(outgoing, incoming)
+            if self.patience_s is None:
+                self._comm.Allgather(outgoing, incoming)
+            else:
+                self._await(self._comm.Iallgather(outgoing, incoming))
             return
         for part in _columns(outgoing.size, self.size):
             got = np.empty_like(incoming[:, part], order="C")
@@ -134,7 +145,13 @@ class MPIWorld:
         return _Dispatched(self._comm.Isend(_whole(buffer), dest=to, tag=tag), self.rank)
 
     def barrier(self) -> None:
-        self._comm.Barrier()
+        if self.patience_s is None:
+            self._comm.Barrier()
+        else:
+            self._await(self._comm.Ibarrier())
+
+    def _await(self, request: Any) -> None:
+        wait_until(request.Test, self.patience_s or LONGEST_S)
 
     def tell(self, value: T, root: int = 0) -> T:
         result: T = self._comm.bcast(value, root=root)

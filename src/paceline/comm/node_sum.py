@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.comm.nodes import nodes_of
 from paceline.comm.world import Buffer, NodeMemory, World
 from paceline.errors import WorldError
 
@@ -61,25 +62,16 @@ class NodeBuffers:
 class NodeSum:
     """Sums vectors over all ranks of a world, by way of the memory of its nodes.
 
-    `neighbours` are the ranks of this node. `across`, on the ranks that own a slice, are those that
-    own the same slice on the other nodes: on every node as many ranks own one as the smallest node
-    has. All nodes add in the order of ranks, so the result is the same bits on every rank.
+    Ranks are added in their order, so that all of them get the same bits.
     """
 
     def __init__(self, world: World) -> None:
         """All ranks make it together; a WorldError on all of them where memory is too small."""
-        self._world = world
-        lowest = world.share(min(world.node_ranks))
-        self.neighbours = world.split(min(world.node_ranks))
-        self.owners = min(lowest.count(node) for node in set(lowest))
-        """How many ranks of each node own a slice."""
-        self.nodes = len(set(lowest))
-        across = world.split(self.neighbours.rank)
-        self.owns = self.neighbours.rank < self.owners
-        self.across = across if self.owns and self.nodes > 1 else None
-        ranks = self.neighbours.size
+        self._world, self._nodes = world, nodes_of(world)
+        self._neighbours = self._nodes.neighbours
+        ranks = self._neighbours.size
         heads = ranks * _LINE
-        stage = STAGE_BYTES if self.nodes == 1 else FAR_STAGE_BYTES
+        stage = STAGE_BYTES if self._nodes.count == 1 else FAR_STAGE_BYTES
         self._memory = world.node_memory(heads + 2 * ranks * stage, locks=0)
         self._heads = self._memory.bytes[:heads].view(np.int64).reshape(ranks, -1)
         self._stages = self._memory.bytes[heads:].reshape(2, ranks, stage)
@@ -88,9 +80,9 @@ class NodeSum:
 
     def make_buffer(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Zeroed memory that the other ranks of the node can reach; all ranks ask together."""
-        ranks = self.neighbours.size
+        ranks = self._neighbours.size
         memory = self._world.node_memory(ranks * _round_up(nbytes), locks=0)
-        buffers = NodeBuffers(memory, nbytes, ranks, self.neighbours.rank)
+        buffers = NodeBuffers(memory, nbytes, ranks, self._neighbours.rank)
         self._made += 1
         self._buffers[self._made] = buffers
         return buffers.mine
@@ -109,44 +101,34 @@ class NodeSum:
         False on all ranks, and nothing done, where messages are quicker.
         """
         number, start = self._find(buffer)
-        head = self._heads[self.neighbours.rank]
+        head = self._heads[self._neighbours.rank]
         head[:_FIELDS] = number, start, buffer.nbytes, buffer.dtype.num
-        self.neighbours.barrier()
+        self._neighbours.barrier()
         heads = self._heads[:, :_FIELDS].tolist()
         if heads.count(heads[0]) < len(heads):
             self._check_alike(heads)
             number = _STAGED
         if number == _STAGED:
-            if self.nodes == 1 and buffer.nbytes < LONG_BYTES:
+            if self._nodes.count == 1 and buffer.nbytes < LONG_BYTES:
                 return False
             self._sum_staged(buffer)
             return True
         end = start + buffer.nbytes
         rows = [row[start:end].view(buffer.dtype) for row in self._buffers[number].rows]
-        self.sum_own(rows, self.slice_of(buffer.size))
-        self.neighbours.barrier()
+        self._sum_own(rows, self._nodes.slice_of(buffer.size, buffer.itemsize))
+        self._neighbours.barrier()
         return True
 
-    def slice_of(self, size: int) -> slice:
-        """The part of so many elements that this rank owns: cache lines of its own, or nothing."""
-        return self._slice_of(size, self.neighbours.rank)
-
-    def _slice_of(self, size: int, owner: int) -> slice:
-        if owner >= self.owners:
-            return slice(size, size)
-        edges = [size * at // self.owners // _LINE * _LINE for at in range(self.owners)] + [size]
-        return slice(edges[owner], edges[owner + 1])
-
-    def sum_own(self, rows: Sequence[Buffer], piece: slice) -> None:
+    def _sum_own(self, rows: Sequence[Buffer], piece: slice) -> None:
         """Write the sum of this rank's piece over all ranks to the rows of its node."""
-        if self.across is None:
+        if self._nodes.across is None:
             for part in _cut(piece, CHUNK_BYTES // rows[0].itemsize):
                 _add_up([row[part] for row in rows])
             return
-        mine = rows[self.neighbours.rank]
+        mine = rows[self._neighbours.rank]
         for part in _cut(piece, CHUNK_BYTES // rows[0].itemsize):
             mine[part] = _total([row[part] for row in rows])
-        self.across.all_reduce(mine[piece])
+        self._nodes.across.all_reduce(mine[piece])
         for row in rows:
             if row is not mine:
                 row[piece] = mine[piece]
@@ -159,11 +141,12 @@ class NodeSum:
         return _STAGED, 0
 
     def _check_alike(self, heads: list[list[int]]) -> None:
-        if len({(head[_NBYTES], head[_DTYPE]) for head in heads}) > 1:
+        alike = len({(head[_NBYTES], head[_DTYPE]) for head in heads}) == 1
+        if not alike or self._nodes.count > 1:  # other nodes would go another way
             told = ", ".join(f"{head[_NBYTES]} bytes" for head in heads)
             raise WorldError(
-                f"the ranks of {self._world.node} sum vectors that differ: {told}; all ranks must "
-                "exchange the same model"
+                f"the ranks of {self._world.node} sum vectors that differ in size, type or place: "
+                f"{told}; all ranks must exchange the same model"
             )
 
     def _sum_staged(self, buffer: Buffer) -> None:
@@ -177,19 +160,20 @@ class NodeSum:
 
     def _sum_through(self, stage: list[Any], buffer: Buffer) -> None:
         """Each rank shows the others their slices, adds up its own, and shows the sum."""
-        rank = self.neighbours.rank
-        pieces = [self._slice_of(buffer.size, owner) for owner in range(self.owners)]
+        rank = self._neighbours.rank
+        owners = range(self._nodes.owners)
+        pieces = [self._nodes.slice_of(buffer.size, buffer.itemsize, owner) for owner in owners]
         for owner, piece in enumerate(pieces):
             if owner != rank:
                 stage[rank][piece] = buffer[piece]
-        self.neighbours.barrier()
-        if self.owns:
+        self._neighbours.barrier()
+        if self._nodes.owns:
             own = pieces[rank]
             rows = [buffer[own] if at == rank else row[own] for at, row in enumerate(stage)]
             stage[rank][own] = _total(rows)
-            if self.across is not None:
-                self.across.all_reduce(stage[rank][own])
-        self.neighbours.barrier()
+            if self._nodes.across is not None:
+                self._nodes.across.all_reduce(stage[rank][own])
+        self._neighbours.barrier()
         for owner, piece in enumerate(pieces):
             buffer[piece] = stage[owner][piece]
 

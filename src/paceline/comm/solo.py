@@ -30,6 +30,7 @@ class SoloWorld:
     size = 1
     node_ranks: tuple[int, ...] = (0,)
     threads_may_talk = True
+    patience_s: float | None = None
 
     def __init__(self) -> None:
         self.node = socket.gethostname()

@@ -70,6 +70,7 @@ class ThreadWorld:
 
     node = "threads"
     threads_may_talk = True
+    patience_s: float | None = None
 
     def __init__(self, rank: int, size: int, hub: _Hub) -> None:
         self.rank, self.size = rank, size

@@ -67,6 +67,11 @@ class World(Protocol):
     threads_may_talk: bool
     """Whether several threads of this rank may talk to other ranks at the same time."""
 
+    patience_s: float | None
+    """Set it, and barriers and sums look now and then, with sleeps of up to so many seconds in
+    between: for threads that others compute beside, and for ranks that outnumber the cores. None
+    leaves waiting to MPI, which burns a core and loses no microsecond."""
+
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         """Overwrite every rank's buffer by the root's."""
 

@@ -1,15 +1,17 @@
-"""A torch optimizer that steps on one slice of the flat vector, chunk by chunk.
+"""A torch optimizer that steps on slices of the flat vector, chunk by chunk.
 
-Ranks that share their parameters divide the optimizer's work: each keeps the state of its own slice
-and moves that slice for all. It works for optimizers that treat every element by itself.
+Ranks that share their parameters divide the optimizer's work: each keeps the state of its own
+slices and moves them for all. It works for optimizers that treat every element by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from paceline.vectors import Layout, Vector
@@ -27,6 +29,9 @@ ELEMENTWISE = (
 CHUNK_ELEMENTS = 128 * 1024
 """Gradient, parameters and momenta of a chunk fit into a core's own cache together."""
 
+Fill = Callable[[slice, Vector], None]
+"""Writes the gradient of a piece of the vector."""
+
 
 @dataclass
 class _Segment:
@@ -37,21 +42,24 @@ class _Segment:
     piece: slice
     tensor: torch.nn.Parameter
     gradient: torch.Tensor
+    at_home: bool = False
+    """Its state lies where the other ranks see it."""
 
 
 @dataclass
 class _Chunk:
     piece: slice
-    gradient: torch.Tensor
+    gradient: Vector
     segments: list[_Segment]
     optimizer: torch.optim.Optimizer
 
 
 class SliceOptimizer:
-    """An optimizer's steps on a slice of the parameter vector.
+    """An optimizer's steps on pieces of the parameter vector.
 
     Each chunk has an optimizer of the same class on views of the vector, so the arithmetic is
-    torch's own and the results are those of the whole, bit for bit.
+    torch's own and the results are those of the whole, bit for bit. `states` has a vector for each
+    kind of state, as long as the parameters: the optimizers keep their state there.
     """
 
     def __init__(
@@ -60,37 +68,99 @@ class SliceOptimizer:
         layout: Layout,
         trained: Sequence[torch.nn.Parameter],
         parameters: Vector,
-        piece: slice,
+        pieces: Sequence[slice],
+        states: Mapping[str, Vector],
     ) -> None:
         self._optimizer, self._layout, self._trained = optimizer, layout, trained
         self._groups = _groups_of(optimizer, trained)
         self._flat = torch.from_numpy(parameters)
+        self._states = {name: torch.from_numpy(vector) for name, vector in states.items()}
         self._scratch = torch.zeros(CHUNK_ELEMENTS, dtype=self._flat.dtype)
-        self.chunks = [self._make_chunk(part) for part in _cut(piece, CHUNK_ELEMENTS)]
-        self._take_over_state()
+        self._chunks = [
+            self._make_chunk(part) for piece in pieces for part in _cut(piece, CHUNK_ELEMENTS)
+        ]
+        self._settings = _settings(optimizer)
+        self._kept = what_is_kept(optimizer)
+        self._step_of_torch = inspect.unwrap(type(optimizer).step)
+        self._counts = np.zeros(len(layout.entries), np.int64)
+        """By parameter, how many steps it has taken here."""
+        self._counts_before = [0.0] * len(layout.entries)
+        self.take_over_state()
 
-    def step(self, present: Sequence[float], fill: Callable[[slice, Vector], None]) -> None:
-        """One step; `fill(piece, out)` writes the gradient of a piece of the vector.
+    def step(self, present: Vector, fill: Fill) -> None:
+        """One step, with the gradient that `fill` writes.
 
         A parameter that is not `present`, since nobody has a gradient for it, is left alone.
         """
-        for chunk in self.chunks:
-            fill(chunk.piece, chunk.gradient.numpy())
-            for segment in chunk.segments:
-                segment.tensor.grad = segment.gradient if present[segment.entry] else None
-            for mine, theirs in zip(
-                chunk.optimizer.param_groups, self._optimizer.param_groups, strict=True
-            ):
-                mine.update((key, value) for key, value in theirs.items() if key != "params")
-            chunk.optimizer.step()
+        self._follow_settings()
+        self._counts += present != 0
+        there = present.tolist()
+        with torch.no_grad():
+            for chunk in self._chunks:
+                fill(chunk.piece, chunk.gradient)
+                for segment in chunk.segments:
+                    segment.tensor.grad = segment.gradient if there[segment.entry] else None
+                self._step_of_torch(chunk.optimizer)  # without the hooks and profiling around it
+                for segment in chunk.segments:
+                    if not segment.at_home:
+                        self._bring_home(chunk, segment)
 
-    def states(self) -> Iterator[tuple[int, str, slice, Any]]:
-        """What this slice keeps: parameter, name, place in the vector, and the value."""
-        for chunk in self.chunks:
+    def take_over_state(self) -> None:
+        """Begin with the state that the user's optimizer has, if it has any."""
+        self._counts[:] = 0
+        for at, parameter in enumerate(self._trained):
+            step = self._optimizer.state.get(parameter, {}).get("step", 0.0)
+            self._counts_before[at] = float(step)
+        for chunk in self._chunks:
             for segment in chunk.segments:
-                for name, value in chunk.optimizer.state[segment.tensor].items():
-                    if isinstance(value, torch.Tensor):
-                        yield segment.entry, name, segment.piece, value
+                parameter = self._trained[segment.entry]
+                state = self._optimizer.state.get(parameter, {})
+                offset = self._layout.entries[segment.entry].offset
+                inside = slice(segment.piece.start - offset, segment.piece.stop - offset)
+                chunk.optimizer.state[segment.tensor] = {
+                    name: _part_of(value, parameter, inside) for name, value in state.items()
+                }
+                segment.at_home = not self._kept[segment.group].vectors
+                self._bring_home(chunk, segment)
+
+    def show_state(self, copy: bool = False) -> None:
+        """Give the user's optimizer the state of all slices; no rank may step meanwhile."""
+        for at, number in self._groups.items():
+            kept, taken = self._kept[number], int(self._counts[at])
+            if not taken or not (kept.vectors or kept.counts):  # it has what it had
+                continue
+            parameter = self._trained[at]
+            known = self._optimizer.state[parameter]
+            for name in kept.vectors:
+                view = torch.as_strided(
+                    self._states[name],
+                    parameter.shape,
+                    torch.empty_like(parameter).stride(),
+                    self._layout.entries[at].offset,
+                )
+                known[name] = view.clone() if copy else view
+            for name, like in kept.counts.items():
+                known[name] = torch.full_like(like, self._counts_before[at] + taken)
+
+    def _bring_home(self, chunk: _Chunk, segment: _Segment) -> None:
+        """Move a state that torch has just made to where the other ranks see it."""
+        state = chunk.optimizer.state.get(segment.tensor, {})
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.dim():
+                home = self._states[name][segment.piece]
+                home.copy_(value)
+                state[name] = home
+                segment.at_home = True
+
+    def _follow_settings(self) -> None:
+        """Let a schedule that changes the user's optimizer change the chunks', too."""
+        settings = _settings(self._optimizer)
+        if settings == self._settings:
+            return
+        self._settings = settings
+        for chunk in self._chunks:
+            for mine, theirs in zip(chunk.optimizer.param_groups, settings, strict=True):
+                mine.update(theirs)
 
     def _make_chunk(self, piece: slice) -> _Chunk:
         gradient = self._scratch[: piece.stop - piece.start]
@@ -101,7 +171,7 @@ class SliceOptimizer:
         for segment in segments:
             groups[segment.group]["params"].append(segment.tensor)
         optimizer = type(self._optimizer)(groups)
-        return _Chunk(piece, gradient, segments, optimizer)
+        return _Chunk(piece, gradient.numpy(), segments, optimizer)
 
     def _entries_in(self, piece: slice) -> list[int]:
         return [
@@ -124,22 +194,48 @@ class SliceOptimizer:
             gradient[first - piece.start : last - piece.start],
         )
 
-    def _take_over_state(self) -> None:
-        """Begin with the state that the optimizer has already, if it has any."""
-        for chunk in self.chunks:
-            for segment in chunk.segments:
-                state = self._optimizer.state.get(self._trained[segment.entry], {})
-                offset = self._layout.entries[segment.entry].offset
-                inside = slice(segment.piece.start - offset, segment.piece.stop - offset)
-                for name, value in state.items():
-                    chunk.optimizer.state[segment.tensor][name] = _part_of(
-                        value, self._trained[segment.entry], inside
-                    )
-
 
 def divides(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step on slices is a step on the whole."""
     return type(optimizer) in ELEMENTWISE
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an optimizer keeps for the parameters of one group."""
+
+    vectors: tuple[str, ...]
+    """A value for each element: momenta and the like."""
+    counts: dict[str, torch.Tensor]
+    """One number for all elements: the steps taken."""
+
+
+def what_is_kept(optimizer: torch.optim.Optimizer) -> list[Kept]:
+    """What the optimizer keeps in each of its groups, found by a trial step."""
+    trial = [torch.nn.Parameter(torch.zeros(2)) for _ in optimizer.param_groups]
+    copy = type(optimizer)(
+        [
+            {**group, "params": [parameter]}
+            for group, parameter in zip(optimizer.param_groups, trial, strict=True)
+        ]
+    )
+    for parameter in trial:
+        parameter.grad = torch.ones(2)
+    copy.step()
+    found = []
+    for parameter in trial:
+        tensors = {n: v for n, v in copy.state[parameter].items() if isinstance(v, torch.Tensor)}
+        vectors = tuple(name for name, value in tensors.items() if value.dim())
+        counts = {name: value for name, value in tensors.items() if not value.dim()}
+        found.append(Kept(vectors, counts))
+    return found
+
+
+def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in optimizer.param_groups
+    ]
 
 
 def _groups_of(
@@ -163,8 +259,6 @@ def _part_of(value: Any, parameter: torch.Tensor, inside: slice) -> Any:
     return laid.as_strided((laid.numel(),), (1,))[inside].clone()
 
 
-def _cut(piece: slice, size: int) -> list[slice]:
-    return [
-        slice(first, min(first + size, piece.stop))
-        for first in range(piece.start, piece.stop, size)
-    ]
+def _cut(piece: slice, size: int) -> Iterator[slice]:
+    for first in range(piece.start, piece.stop, size):
+        yield slice(first, min(first + size, piece.stop))

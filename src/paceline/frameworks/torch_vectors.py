@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.parameter import UninitializedParameter
 
 from paceline.errors import ReplicaError, TrainingError
-from paceline.frameworks.torch_slices import SliceOptimizer, divides
+from paceline.frameworks.torch_slices import SliceOptimizer, divides, what_is_kept
 from paceline.vectors import Layout, Vector, checksum
 
 
@@ -139,17 +138,48 @@ class TorchVectors:
         """Whether a step of the optimizer may be taken slice by slice, by different ranks."""
         return divides(self.optimizer) and not self._copied
 
-    def slice_optimizer(self, parameters: Vector, piece: slice) -> SliceOptimizer:
-        """The optimizer, for a slice of these parameters."""
-        return SliceOptimizer(self.optimizer, self.layout, self._trained, parameters, piece)
+    def state_names(self) -> list[str]:
+        """What the optimizer keeps for each element, besides the parameters themselves."""
+        return sorted({name for kept in what_is_kept(self.optimizer) for name in kept.vectors})
 
-    def accept_state(self, state: dict[str, tuple[Vector, dict[int, Any]]]) -> None:
-        """Give the optimizer the state that slices of it have kept."""
-        for name, (vector, values) in state.items():
-            views = _views(self.layout, vector, self._trained)
-            for at, value in values.items():
-                whole = views[at].clone() if value is None else value
-                self.optimizer.state[self._trained[at]][name] = whole
+    def slice_optimizer(
+        self, parameters: Vector, pieces: Sequence[slice], states: Mapping[str, Vector]
+    ) -> SliceOptimizer:
+        """The optimizer, for pieces of these parameters; its state lies in `states`."""
+        return SliceOptimizer(
+            self.optimizer, self.layout, self._trained, parameters, pieces, states
+        )
+
+    def show_whole_state(self, slices: SliceOptimizer) -> Callable[[], None]:
+        """Whenever the user asks for the optimizer's state he gets that of all slices, and what he
+        loads goes there; returns how to end that."""
+        handles = (
+            self.optimizer.register_state_dict_pre_hook(lambda _: slices.show_state()),
+            self.optimizer.register_load_state_dict_post_hook(lambda _: slices.take_over_state()),
+        )
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+            slices.show_state(copy=True)
+
+        return end
+
+    def catch_gradients(self, arrived: Callable[[int], None] | None = None) -> Callable[[], None]:
+        """Move each gradient to its place in the vector as soon as backward has made it, while it
+        is in the cache, and tell which it is; returns how to end that."""
+        handles = [
+            parameter.register_post_accumulate_grad_hook(_catcher(at, view, arrived))
+            for at, (parameter, view) in enumerate(
+                zip(self._trained, self._gradient_views, strict=True)
+            )
+        ]
+
+        def end() -> None:
+            for handle in handles:
+                handle.remove()
+
+        return end
 
     def buffers(self) -> Vector:
         for view, place in zip(self._buffer_views, self._buffers, strict=True):
@@ -181,6 +211,20 @@ class TorchVectors:
             rooms.append((tensor, self._constant_bytes[at : at + tensor.nbytes]))
             at += tensor.nbytes
         return [(tensor, room) for tensor, room in rooms if tensor.numel()]
+
+
+def _catcher(
+    at: int, view: torch.Tensor, arrived: Callable[[int], None] | None
+) -> Callable[[torch.Tensor], None]:
+    def catch(parameter: torch.Tensor) -> None:
+        gradient = parameter.grad
+        if gradient is not view and gradient is not None:
+            view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
+            parameter.grad = view
+        if arrived is not None:
+            arrived(at)
+
+    return catch
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class RunConfig(Section):
     accumulate: int = Field(1, ge=1)
     """Batches per rank whose gradients are added up before one step."""
     clip_norm: float | None = Field(None, gt=0)
+    share: bool = True
     """Largest norm of the averaged gradient."""
     validate_every: int = Field(1, ge=1)
     """Epochs between validations."""

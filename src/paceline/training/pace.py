@@ -124,8 +124,7 @@ class Pace:
 
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
-        if isinstance(self._exchange, FreeExchange):
-            self._exchange.abandon()
+        self._exchange.abandon()
 
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
@@ -157,7 +156,7 @@ def keep_pace(
     rule: str | Mapping[str, Any] | Rule = "bsp",
     *,
     clip_norm: float | None = None,
-    share: bool = False,
+    share: bool = True,
     world: World | None = None,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
@@ -169,9 +168,10 @@ def keep_pace(
     loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
     every rank.
 
-    With `share`, and bsp, ranks of one node keep a single copy of the parameters together and
-    divide the optimizer's work, which is quicker and takes less memory. Then nothing but the
-    optimizer may change the parameters, and its state is complete only after the block.
+    With bsp, ranks of one node `share` a single copy of the parameters and of the optimizer's state
+    and divide the optimizer's work, which is quicker and takes less memory. Then nothing but the
+    optimizer may change the parameters (if something does, an error says so), and gradients are
+    gone after the step. With share=False every rank has its own.
     """
     world = world or init()
     limit_threads(fair_threads(world))

@@ -106,13 +106,13 @@ class Trainer:
             batches=self._batches_to_deal(train),
             seed=config.seed,
             clip_norm=config.clip_norm,
+            share=config.share,
         )
         self._exchange = exchange = make_exchange(world, self.replica, config.rule, frame)
         try:
             began, stopped = time.perf_counter(), self._run(exchange, train, validation)
         except BaseException:
-            if isinstance(exchange, FreeExchange):
-                exchange.abandon()
+            exchange.abandon()
             raise
         show_centre(self.replica, exchange)
         exchange.close()

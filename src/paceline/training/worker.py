@@ -161,9 +161,9 @@ class Worker:
         if config.schedule.moves:
             factor = config.schedule.factor(self.clock.epochs, config.epochs)
             self.replica.scale_learning_rate(factor)
-        loss = self._gradients(batch)
         samples = batch.samples if batch is not None else 0
         weight = samples / (config.data.batch_size * config.accumulate)
+        loss = self._gradients(batch, weight)
         part = Part(samples, weight, more, self.stop_asked, (loss or 0.0) * samples)
         meeting = self.exchange.before_step(part, self.watch)
         if not (meeting.applied if meeting is not None else batch is None):
@@ -178,13 +178,16 @@ class Worker:
         most = batch.samples if size == 1 else max(1, batch.samples // 2)
         return min(-(-batch.samples // size), most) if self.config.accumulate > 1 else 1
 
-    def _gradients(self, batch: Batch | None) -> float | None:
+    def _gradients(self, batch: Batch | None, weight_in_step: float) -> float | None:
         """This rank's mean loss, its gradients left in the replica."""
         if batch is None:
             self.replica.clear_gradients()
             return None
         loss = 0.0
-        for index, part in enumerate(batch.split(self._parts_of(batch))):
+        parts = batch.split(self._parts_of(batch))
+        for index, part in enumerate(parts):
+            if index == len(parts) - 1:
+                self.exchange.announce(weight_in_step)
             weight = part.samples / batch.samples
             part_loss = self.replica.gradients(part, weight=weight, add=index > 0)
             if not math.isfinite(part_loss):

@@ -272,8 +272,32 @@ def test_a_broken_number_reaches_everybody_and_does_not_stay(wire):
     assert run_world(3, program) == [(True, True)] * 3
 
 
-def test_nothing_is_coded_in_float32_nor_alone():
+def test_nothing_is_coded_in_float32_nor_alone_nor_on_one_node():
     assert run_world(1, lambda world: make_sums(world, "int8", [8], np.float32)) == [None]
-    assert run_world(2, lambda world: make_sums(world, "float32", [8], np.float32)) == [None] * 2
-    parts = run_world(2, lambda world: len(make_sums(world, "int8", [8, 9], np.float32)))
-    assert parts == [2, 2]
+    for wire in ("float32", "int8"):
+        assert (
+            run_world(2, lambda world, w=wire: make_sums(world, w, [8], np.float32)) == [None] * 2
+        )
+
+
+@every_wire
+@pytest.mark.parametrize("nodes", [[(0,), (1,)], [(0, 1), (2, 3)], [(0, 2, 3), (1,)]], ids=str)
+def test_only_what_goes_between_nodes_is_coded(nodes, wire):
+    ranks, size = sum(map(len, nodes)), 2100
+
+    def program(world):
+        world.node_ranks = next(members for members in nodes if world.rank in members)
+        total = np.zeros(size, np.float32)
+        for far in make_sums(world, wire, [size] * 2, np.float32):
+            vector = numbers(size, np.float32, seed=world.rank)
+            sent = far.all_reduce(vector)
+            total += vector / 2
+        return total, sent
+
+    results = run_world(ranks, program)
+    exact = np.sum([numbers(size, np.float32, seed=rank) for rank in range(ranks)], axis=0)
+    assert len({total.tobytes() for total, _ in results}) == 1
+    assert results[0][0].tobytes() != exact.tobytes()
+    assert results[0][0] == pytest.approx(exact, abs=0.03 * float(np.abs(exact).max()))
+    owners = min(map(len, nodes))
+    assert [sent > 0 for _, sent in results].count(True) == owners * len(nodes)

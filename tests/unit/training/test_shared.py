@@ -1,5 +1,7 @@
 """BSP on parameters that the ranks of a node share: the same numbers as without sharing."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -8,13 +10,14 @@ from training_of_a_line import BATCH, build, data, fit, weights
 
 from paceline import keep_pace, shard
 from paceline.comm import SoloWorld, run_world
-from paceline.errors import WorldError
+from paceline.errors import TrainingError, WorldError
 from paceline.frameworks import torch_slices
 from paceline.frameworks.torch_loop import TorchLoop
 from paceline.rules import BSP
-from paceline.training.exchange import Frame, make_exchange
+from paceline.training.exchange import Frame, courier, make_exchange
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.shared import SharedExchange
+from paceline.training.trainer import Trainer
 
 OPTIMIZERS = {
     "sgd": lambda p: torch.optim.SGD(p, lr=0.05),
@@ -49,10 +52,26 @@ class Net(nn.Module):
         return out * self.sometimes if self.calls % 3 == 0 else out
 
 
-def loop(make, ranks, share, clip_norm=None, groups=False, schedule=False, extra_on_last=0):
+NODES = {
+    "one each": [(0,), (1,)],
+    "two of two": [(0, 1), (2, 3)],
+    "uneven": [(0, 1, 2), (3,)],
+}
+
+
+def settle(world, nodes):
+    """Pretend that the ranks are on these nodes."""
+    if nodes is not None:
+        world.node_ranks = next(ranks for ranks in nodes if world.rank in ranks)
+
+
+def loop(
+    make, ranks, share, clip_norm=None, groups=False, schedule=False, extra_on_last=0, nodes=None
+):
     """An own loop: the weights, the optimizer's state, and what kind of exchange it had."""
 
     def program(world):
+        settle(world, nodes)
         model = Net()
         parts = list(model.parameters())
         trained = [{"params": parts[:2]}, {"params": parts[2:], "lr": 0.003}] if groups else parts
@@ -176,15 +195,150 @@ def test_what_cannot_be_divided_is_not_shared(make, dtype):
     assert run_world(2, program) == [GradientExchange] * 2
 
 
-def test_nodes_apart_do_not_share():
-    def program(world):
-        world.node_ranks = (world.rank,)
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with keep_pace(model, optimizer, share=True, world=world) as pace:
-            return type(pace._exchange)
+@pytest.fixture
+def small_buckets(monkeypatch):
+    monkeypatch.setattr(courier, "BUCKET_BYTES", 300)
+    monkeypatch.setattr(torch_slices, "CHUNK_ELEMENTS", 32)
 
-    assert run_world(2, program) == [GradientExchange] * 2
+
+@every_optimizer
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
+def test_nodes_apart_share_inside_and_sum_between(make, nodes, small_buckets):
+    ranks = sum(map(len, nodes))
+    settings = {"groups": True, "extra_on_last": 2, "nodes": nodes}
+    shared, plain = (loop(make, ranks, share, **settings) for share in (True, False))
+    assert {result[2] for result in shared} == {SharedExchange}
+    assert shared[0][0] == pytest.approx(plain[0][0], abs=1e-6)
+    for mine in shared:
+        assert_states_equal(mine[1], plain[0][1], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
+def test_clipping_sees_the_gradient_of_all_nodes(nodes, small_buckets):
+    make, ranks = OPTIMIZERS["momentum"], sum(map(len, nodes))
+    clipped, plain = (
+        loop(make, ranks, share, clip_norm=0.1, nodes=nodes) for share in (True, False)
+    )
+    assert clipped[0][0] == pytest.approx(plain[0][0], abs=1e-6)
+
+
+def fit_on(tmp_path, nodes, share, **settings):
+    """Train with the Trainer, which lets gradients travel during backward."""
+    folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
+    early = []
+
+    def program(world):
+        settle(world, nodes)
+        trainer = Trainer(
+            Net, data(), world=world, epochs=2, loss="mse", progress="off", share=share,
+            optimizer={"lr": 0.02, "momentum": 0.9}, data={"batch_size": BATCH},
+            run_dir=str(folder), **settings,
+        )  # fmt: skip
+        result = trainer.fit()
+        return weights(result.model), trainer._exchange
+
+    original = courier.Courier.finish
+
+    def finish(self):
+        early.append(self._handed_in)
+        original(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(courier.Courier, "finish", finish)
+        results = run_world(sum(map(len, nodes)), program, timeout_s=120)
+    assert len({found.tobytes() for found, _ in results}) == 1
+    return results[0][0], results[0][1], early
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
+def test_buckets_travel_while_backward_still_runs(nodes, accumulate, tmp_path, small_buckets):
+    plain, exchange, _ = fit_on(tmp_path, nodes, share=False, accumulate=accumulate)
+    assert type(exchange) is GradientExchange
+    shared, exchange, early = fit_on(tmp_path, nodes, share=True, accumulate=accumulate)
+    assert type(exchange) is SharedExchange
+    assert shared == pytest.approx(plain, abs=1e-6)
+    assert max(early) > 0
+    assert exchange.bytes_sent > 0
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
+def test_formats_of_the_wire_are_for_what_goes_between_nodes(nodes, wire, tmp_path, small_buckets):
+    exact, exchange, _ = fit_on(tmp_path, nodes, share=True)
+    rule = {"name": "bsp", "wire": wire}
+    coded, coding, _ = fit_on(tmp_path, nodes, share=True, rule=rule)
+    assert coded.tobytes() != exact.tobytes()
+    assert coded == pytest.approx(exact, abs=0.03)
+    assert coding.bytes_sent < 0.8 * exchange.bytes_sent
+    inside, _, _ = fit_on(tmp_path, [(0, 1)], share=True, rule=rule)
+    assert inside.tobytes() == fit_on(tmp_path, [(0, 1)], share=True)[0].tobytes()
+
+
+def test_the_state_is_whole_inside_the_block_and_what_is_loaded_counts():
+    def program(world, share):
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        x, y = map(torch.from_numpy, data())
+
+        def step():
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+        with keep_pace(model, optimizer, share=share):
+            step()
+            step()
+            saved = copy.deepcopy(optimizer.state_dict())
+            step()
+            optimizer.load_state_dict(copy.deepcopy(saved))
+            step()
+            return saved["state"], copy.deepcopy(optimizer.state_dict()["state"]), weights(model)
+
+    shared, plain = (run_world(2, lambda w, s=share: program(w, s)) for share in (True, False))
+    for mine, theirs in zip(shared, plain, strict=True):
+        assert len(mine[0]) == 4
+        assert_states_equal(mine[0], theirs[0], rtol=0, atol=0)
+        assert_states_equal(mine[1], theirs[1], rtol=0, atol=0)
+        assert mine[2].tobytes() == theirs[2].tobytes()
+
+
+def test_a_block_left_by_an_error_leaves_the_model_alone():
+    def program(world):
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+        x, y = map(torch.from_numpy, data())
+        with pytest.raises(KeyError), keep_pace(model, optimizer):
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            raise KeyError
+        before = weights(model)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        hooks = [p._post_accumulate_grad_hooks for p in model.parameters()]
+        steps = {int(state["step"]) for state in optimizer.state_dict()["state"].values()}
+        optimizer.step()
+        return any(hooks), steps, weights(model).tobytes() == before.tobytes()
+
+    assert run_world(2, program) == [(False, {1}, False)] * 2
+
+
+@pytest.mark.parametrize("by", ["data", "no_grad"])
+def test_parameters_changed_by_hand_are_refused(by):
+    def program(world):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        x, y = map(torch.from_numpy, data())
+        with keep_pace(model, optimizer, share=True):
+            for _ in range(2):
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                with torch.no_grad():
+                    weight = model.first.weight
+                    (weight.data if by == "data" else weight).mul_(0.9)
+
+    with pytest.raises(TrainingError, match="share=False"):
+        run_world(2, program)
 
 
 def test_too_little_memory_is_said_and_got_along_with(monkeypatch, caplog):

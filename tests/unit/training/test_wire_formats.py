@@ -7,7 +7,7 @@ import pytest
 from training_of_a_line import fit, own_loop, weights
 
 import paceline
-from paceline.comm import run_world
+from paceline.comm import ThreadWorld, run_world
 from paceline.comm.coded_sum import make_sums
 from paceline.comm.wire import Feedback
 from paceline.errors import ConfigError
@@ -34,8 +34,15 @@ every_rule = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def nothing_shared(monkeypatch):
-    """As between nodes: ranks that share their parameters send nothing."""
+def every_rank_on_a_node_of_its_own(monkeypatch):
+    """Inside a node nothing is coded."""
+    plain = ThreadWorld.__init__
+
+    def apart(self, rank, size, hub):
+        plain(self, rank, size, hub)
+        self.node_ranks = (rank,)
+
+    monkeypatch.setattr(ThreadWorld, "__init__", apart)
     monkeypatch.setattr("paceline.training.exchange.can_share", lambda *_: False)
 
 
@@ -119,7 +126,7 @@ def travel(name, ranks, part, size=100_000):
         sums = make_sums(world, name, [size], np.float32)
         coded = sums[0] if sums else None
         meeting = message.travel(part, Stopwatch(), coded=coded)
-        error = np.abs(coded.given.error).max() if coded else 0.0
+        error = np.abs(coded.far.given.error).max() if coded else 0.0
         return meeting, message.flags.tolist(), message.vector, message.bytes_sent, error
 
     return run_world(ranks, program)

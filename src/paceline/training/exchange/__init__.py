@@ -47,6 +47,9 @@ class Exchange(Protocol):
     def bytes_sent(self) -> int:
         """Since the start, by this rank."""
 
+    def announce(self, weight: float) -> None:
+        """Gradients of this weight come now, the last ones before the step."""
+
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """Gradients are there; the optimizer has not used them."""
 
@@ -58,6 +61,9 @@ class Exchange(Protocol):
 
     def close(self) -> None:
         """The last step is done; all ranks come here together."""
+
+    def abandon(self) -> None:
+        """This rank has failed: end what goes on beside its steps, and wait for nobody."""
 
     def centre(self) -> Vector | None:
         """The weights to validate and save, if they are not the replica's own."""

@@ -81,6 +81,10 @@ class FreeExchange(ABC):
         """Samples of all workers since the last report, if all are as quick as this one."""
         return self._samples * len(self.roles.workers)
 
+    def announce(self, weight: float) -> None:
+        """Gradients stay with this worker."""
+        return
+
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """All is done after the step."""
         return None

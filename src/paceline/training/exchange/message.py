@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.comm import World
-from paceline.comm.coded_sum import CodedSum
+from paceline.comm.coded_sum import VectorSum
 from paceline.errors import WorldError
 from paceline.observe import Stopwatch
 from paceline.vectors import ALIGNMENT_BYTES, Vector
@@ -73,7 +73,7 @@ class Message:
         part: Part,
         watch: Stopwatch,
         size: int | None = None,
-        coded: CodedSum | None = None,
+        coded: VectorSum | None = None,
     ) -> Meeting:
         """Sum flags and vector (or its first `size` elements) over all ranks, in place."""
         high, low = divmod(part.samples, _SPLIT)

@@ -1,4 +1,4 @@
-"""The exchange of gradients between ranks that share a node, and with it their parameters."""
+"""The exchange of gradients between ranks that share their node's parameters."""
 
 from __future__ import annotations
 
@@ -7,29 +7,42 @@ from typing import Any
 
 import numpy as np
 
-from paceline.comm import World
-from paceline.errors import WorldError
+from paceline.comm import World, wait_until
+from paceline.comm.coded_sum import CodedSum
+from paceline.comm.nodes import nodes_of
+from paceline.comm.wire import make_codec
+from paceline.errors import TrainingError, WorldError
 from paceline.observe import Stopwatch
 from paceline.rules import BSP
+from paceline.rules.mean import add_up
+from paceline.training.exchange.courier import Bucket, Courier, cut_buckets
 from paceline.training.exchange.frame import Frame
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Part
-from paceline.vectors import ALIGNMENT_BYTES, Vector
+from paceline.training.exchange.room import (
+    FIELDS,
+    NUMBER,
+    SQUARES,
+    WEIGHT,
+    Room,
+    spread_spots,
+)
+from paceline.vectors import Layout, Vector
 
-_WEIGHT, _SAMPLES, _MORE, _STOP, _NUMBER, _SQUARES, _FIELDS = range(7)
-
+_COURIER_PATIENCE_S = 200e-6
 
 _log = logging.getLogger("paceline.training")
 
 
 class SharedExchange:
-    """Averages gradients and takes the step, on one copy of the parameters for all ranks.
+    """Averages gradients and takes the step, on one copy of the parameters for each node.
 
-    Every rank writes its gradients into memory that all see, with a short head. A barrier; then
-    each takes its own slice of the vector, sums it over the ranks and lets the optimizer move it,
-    chunk by chunk while it is in the cache, straight in the common parameters. Another barrier. So
-    nothing is sent, the optimizer's work is divided, and a node keeps one copy of parameters and
-    optimizer state.
+    Every rank writes its gradients into memory that its node sees, with a short head. A barrier;
+    then each takes its own slices of the vector, sums them over the ranks of the node and with the
+    same slices of the other nodes, and lets the optimizer move them, chunk by chunk while they are
+    in the cache, straight in the common parameters. Another barrier. So nothing is sent inside a
+    node, the optimizer's work is divided, and a node keeps one copy of parameters and optimizer
+    state. Between nodes the vector goes in buckets, while backward still makes the later ones.
     """
 
     free, works = False, True
@@ -37,49 +50,76 @@ class SharedExchange:
     def __init__(self, world: World, replica: Any, rule: BSP, frame: Frame) -> None:
         self._world, self._replica, self._rule = world, replica, rule
         self._number, self._clip_norm = frame.number, frame.clip_norm
-        layout = replica.layout
-        line = ALIGNMENT_BYTES // layout.dtype.itemsize
-        stride = -(-layout.size // line) * line
-        flags = -(-len(layout.entries) // line) * line
-        floats = stride + world.size * (stride + flags)
-        heads = world.size * ALIGNMENT_BYTES
-        self._memory = world.node_memory(heads + floats * layout.dtype.itemsize, locks=0)
-        self._heads = self._memory.bytes[:heads].view(np.float64).reshape(world.size, -1)
-        rest = self._memory.bytes[heads:].view(layout.dtype)
-        self._gradients = rest[stride : stride * (1 + world.size)].reshape(world.size, stride)
-        self._gradients = self._gradients[:, : layout.size]
-        present = rest[stride * (1 + world.size) :].reshape(world.size, flags)
-        self._present = present[:, : len(layout.entries)]
-        parameters = rest[: layout.size]
-        replica.rehome(parameters, self._gradients[world.rank])  # all write the same values
-        world.barrier()
-        self._slice = _slice_of(layout.size, world.rank, world.size, line)
-        self._optimizer = replica.slice_optimizer(parameters, self._slice)
-        self._total = np.empty(0, layout.dtype)
-        self._steps = 0
+        self._nodes = nodes_of(world)
+        self._neighbours, self._rank = self._nodes.neighbours, self._nodes.neighbours.rank
+        layout: Layout = replica.layout
+        self._room = Room(world, layout, self._neighbours.size, replica.state_names())
+        replica.rehome(self._room.parameters, self._room.gradients[self._rank])
+        self._neighbours.barrier()  # all have written the same values
+        far = self._nodes.count > 1
+        whole = [Bucket(slice(0, layout.size), tuple(range(len(layout.entries))))]
+        self._buckets = cut_buckets(layout) if far else whole
+        self._pieces = [self._own(bucket.piece) for bucket in self._buckets]
+        self._optimizer = replica.slice_optimizer(
+            self._room.parameters, self._pieces, self._room.states
+        )
+        self._summed: Vector = np.empty(0, layout.dtype)
+        """The sums of this rank's pieces, where they must be known before the step."""
+        if far or frame.clip_norm is not None:
+            self._summed = np.zeros(sum(map(_length, self._pieces)), layout.dtype)
+        ends = np.cumsum([*map(_length, self._pieces)]).tolist()
+        self._starts = {
+            piece.start: end - _length(piece)
+            for piece, end in zip(self._pieces, ends, strict=True)
+            if _length(piece)
+        }
+        self._sums: list[CodedSum] | None = None
+        self._courier = self._make_courier(rule) if far else None
+        self._ends = [
+            replica.catch_gradients(self._courier.arrived if self._courier else None),
+            replica.show_whole_state(self._optimizer),
+        ]
+        self._watched = spread_spots(layout)
+        self._seen = self._look()
+        self._steps = self._rounds = 0
+        self.bytes_sent = 0
 
-    @property
-    def bytes_sent(self) -> int:
-        return 0
+    def announce(self, weight: float) -> None:
+        """Gradients of this weight come now, and then the step: they may travel at once."""
+        if self._courier is not None:
+            self._room.heads[self._rank, WEIGHT] = weight
+            self._courier.announce()
 
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """Sum the gradients, and take the step."""
+        if self._look() != self._seen:
+            raise TrainingError(
+                "something else than the optimizer changed the parameters. The ranks of a node "
+                "share them, so every rank's change would add up; say keep_pace(..., share=False), "
+                "or set share: false"
+            )
         _, present = self._replica.collect_gradients()
-        rank, head = self._world.rank, self._heads[self._world.rank]
-        self._present[rank] = present
+        head = self._room.heads[self._rank]
         self._steps += 1
-        head[:_SQUARES] = part.weight, part.samples, part.more, part.stop, self._mark()
+        head[:SQUARES] = part.weight, part.samples, part.more, part.stop, self._mark()
+        head[FIELDS:] = present
         watch.lap("compute")
-        self._world.barrier()
+        if self._courier is not None:
+            self._courier.finish()
+            self._rounds += 1
+            watch.lap("communication")
+        self._neighbours.barrier()
         watch.lap("wait")
-        meeting = self._read_heads()
-        if meeting.weight:
-            self._step(meeting.weight)
-        watch.lap("compute")
-        self._world.barrier()
+        totals = self._agree(watch)
+        self._neighbours.barrier()
         watch.lap("communication")
-        self._replica.clear_gradients()
-        return meeting
+        if totals is None:
+            totals = self._room.told.copy()
+            self._step_on(totals, _nothing)
+        self._seen = self._look()
+        self._replica.clear_gradients()  # the user's own step, which follows, moves nothing
+        weight, samples, more, stop = totals[:NUMBER].tolist()
+        return Meeting(int(samples), weight, more > 0, stop > 0, applied=True)
 
     def after_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """All is done before the step."""
@@ -93,93 +133,154 @@ class SharedExchange:
 
         The replica keeps it until it is released.
         """
-        self._replica.accept_state(self._gather_state())
-        self._memory.close()
-        del self._heads, self._gradients, self._present, self._optimizer
+        if self._courier is not None:
+            self._courier.close()
+        for end in self._ends:
+            end()
+        self._neighbours.barrier()  # nobody's state is read any more
+        del self._optimizer
+        self._room.close()
+
+    def abandon(self) -> None:
+        """Leave the model and its optimizer alone; the other ranks are not asked."""
+        for end in self._ends:
+            end()
 
     def centre(self) -> Vector | None:
         """The replicas are one."""
         return None
 
-    def _gather_state(self) -> dict[str, tuple[Vector, dict[int, Any]]]:
-        """By name, a vector and, by parameter, a value; None stands for its part of the vector."""
-        mine: dict[str, dict[int, Any]] = {}
-        vectors: dict[str, Vector] = {}
-        for entry, name, piece, value in self._optimizer.states():
-            in_vector = value.ndim == 1
-            if in_vector:
-                vector = vectors.setdefault(name, self._replica.layout.empty_vector())
-                vector[piece] = value.numpy()
-            mine.setdefault(name, {})[entry] = None if in_vector else value
-        everyone = self._world.share(mine)
-        found = {}
-        for name in sorted({name for part in everyone for name in part}):
-            vector = vectors.setdefault(name, self._replica.layout.empty_vector())
-            self._world.all_reduce(vector)
-            values = {at: value for part in everyone for at, value in part.get(name, {}).items()}
-            found[name] = (vector, values)
-        return found
+    def _own(self, piece: slice) -> slice:
+        own = self._nodes.slice_of(_length(piece), self._replica.layout.dtype.itemsize)
+        return slice(piece.start + own.start, piece.start + own.stop)
+
+    def _make_courier(self, rule: BSP) -> Courier:
+        across = self._nodes.across
+        if across is not None:
+            across.patience_s = _COURIER_PATIENCE_S
+            codec = make_codec(rule.wire, self._replica.layout.dtype)
+            if codec is not None:
+                sizes, kind = map(_length, self._pieces), self._replica.layout.dtype
+                self._sums = [CodedSum(across, codec, size, kind) for size in sizes]
+        return Courier(self._buckets, self._take, self._world.threads_may_talk)
+
+    def _take(self, number: int) -> None:
+        """Sum a bucket over all ranks: this rank's piece of it."""
+        room, bucket = self._room, number + 1 + self._rounds * len(self._buckets)
+        room.ready[self._rank, 0] = bucket
+        wait_until(self._all_ready_for(bucket), _COURIER_PATIENCE_S)
+        across, piece = self._nodes.across, self._pieces[number]
+        if across is None or not _length(piece):
+            return
+        total = self._sum_of(piece)
+        add_up([row[piece] for row in room.gradients], room.heads[:, WEIGHT].tolist(), out=total)
+        if self._sums is None:
+            across.all_reduce(total)
+            self.bytes_sent += 2 * (across.size - 1) * total.nbytes // across.size
+        else:
+            self.bytes_sent += self._sums[number].all_reduce(total)
+
+    def _all_ready_for(self, bucket: int) -> Any:
+        def ready() -> bool:
+            self._world.check()
+            return bool((self._room.ready[:, 0] >= bucket).all())
+
+        return ready
+
+    def _sum_of(self, piece: slice) -> Vector:
+        start = self._starts[piece.start]
+        return self._summed[start : start + _length(piece)]
 
     def _mark(self) -> float:
         """Which exchange of the program this is, and which of its steps."""
         return self._number * 2.0**32 + self._steps
 
-    def _read_heads(self) -> Meeting:
-        weight, samples, more, stop, number = self._heads[:, :_SQUARES].sum(axis=0).tolist()
-        if number != self._mark() * self._world.size:
+    def _agree(self, watch: Stopwatch) -> Vector | None:
+        """Sum the heads and take the step; None on a rank that owns nothing and hears later."""
+        totals = self._room.heads.sum(axis=0) if self._nodes.owns else None
+        if totals is not None:
+            if self._nodes.across is not None:
+                self._nodes.across.all_reduce(totals)
+                watch.lap("communication")
+            if self._rank == 0:
+                self._room.told[:] = totals
+            self._check_mark(totals)
+        self._step(totals)
+        watch.lap("compute")
+        return totals
+
+    def _check_mark(self, totals: Vector) -> None:
+        if totals[NUMBER] != self._mark() * self._world.size:
             raise WorldError(
                 "the ranks meet in different keep_pace blocks; let every rank take the same steps "
                 "with each of its models"
             )
-        return Meeting(int(samples), weight, more > 0, stop > 0, applied=True)
 
-    def _step(self, weight: float) -> None:
-        weights = self._heads[:, _WEIGHT].tolist()
-        present = self._present.sum(axis=0).tolist()
+    def _step(self, totals: Vector | None) -> None:
+        weight = 0.0 if totals is None else float(totals[WEIGHT])
+        weights = self._room.heads[:, WEIGHT].tolist()
 
-        def fill(piece: slice, out: Vector) -> None:
-            self._rule.contribute(self._gradients[0, piece], weights[0], out=out)
-            for gradient, share in zip(self._gradients[1:, piece], weights[1:], strict=True):
-                out += gradient if share == 1.0 else gradient * out.dtype.type(share)
+        def from_the_node(piece: slice, out: Vector) -> None:
+            add_up([row[piece] for row in self._room.gradients], weights, out=out)
             self._rule.merge(out, weight, out=out)
 
-        if self._clip_norm is None:
-            self._optimizer.step(present, fill)
-        else:
-            self._step_clipped(present, fill, self._clip_norm)
+        def from_the_sums(piece: slice, out: Vector) -> None:
+            start = self._start_of(piece)
+            self._rule.merge(self._summed[start : start + _length(piece)], weight, out=out)
 
-    def _step_clipped(self, present: list[float], fill: Any, max_norm: float) -> None:
+        fill = from_the_node if self._courier is None else from_the_sums
+        if self._clip_norm is not None:
+            fill = self._clip(fill, self._clip_norm)
+        if totals is not None:
+            self._step_on(totals, fill)
+
+    def _step_on(self, totals: Vector, fill: Any) -> None:
+        if totals[WEIGHT]:
+            self._optimizer.step(totals[FIELDS:], fill)
+
+    def _start_of(self, piece: slice) -> int:
+        """Where the sums of a part of one of this rank's pieces begin."""
+        start: int = max(start for start in self._starts if start <= piece.start)
+        return int(self._starts[start] + piece.start - start)
+
+    def _clip(self, fill: Any, max_norm: float) -> Any:
         """With a largest norm, the whole sum must be known before anybody steps."""
-        piece = self._slice
-        if not self._total.size:
-            self._total = np.empty(piece.stop - piece.start, self._gradients.dtype)
-        fill(piece, self._total)
-        self._heads[self._world.rank, _SQUARES] = float(np.dot(self._total, self._total))
-        self._world.barrier()
-        norm = float(np.sqrt(self._heads[:, _SQUARES].sum()))
+        for piece in self._pieces:
+            if _length(piece):
+                fill(piece, self._sum_of(piece))
+        own = float(np.dot(self._summed, self._summed)) if self._nodes.owns else 0.0
+        self._room.heads[self._rank, SQUARES] = own
+        self._neighbours.barrier()
+        norm = float(np.sqrt(self._room.heads[:, SQUARES].sum()))
         factor = min(1.0, max_norm / (norm + 1e-6))  # as torch has it
-        if factor < 1.0:
-            self._total *= self._total.dtype.type(factor)
 
-        def copy(part: slice, out: Vector) -> None:
-            out[:] = self._total[part.start - piece.start : part.stop - piece.start]
+        def clipped(piece: slice, out: Vector) -> None:
+            start = self._start_of(piece)
+            np.multiply(
+                self._summed[start : start + _length(piece)], out.dtype.type(factor), out=out
+            )
 
-        self._optimizer.step(present, copy)
+        return clipped
+
+    def _look(self) -> bytes:
+        """The values of a few parameters here and there."""
+        return self._room.parameters[self._watched].tobytes()
 
 
-def _slice_of(size: int, rank: int, ranks: int, line: int) -> slice:
-    """This rank's part of a vector, on cache lines of its own."""
-    edges = [size * at // ranks // line * line for at in range(ranks)] + [size]
-    return slice(edges[rank], edges[rank + 1])
+def _nothing(piece: slice, out: Vector) -> None:
+    """The gradient of a rank that owns nothing."""
+
+
+def _length(piece: slice) -> int:
+    return int(piece.stop - piece.start)
 
 
 def can_share(world: World, replica: Any, rule: Any) -> bool:
-    """Whether all ranks are on one node, and the optimizer's step may be divided among them."""
+    """Whether the optimizer's step may be divided among the ranks of a node."""
     return (
         world.size > 1
-        and len(world.node_ranks) == world.size
         and isinstance(rule, BSP)
-        and rule.wire == "float32"
+        and rule.wire != "powersgd"
         and getattr(replica, "divides", bool)()
     )
 

@@ -49,6 +49,9 @@ class WeightExchange:
         before = self._gradients.bytes_sent if self._gradients else 0
         return before + self._message.bytes_sent
 
+    def announce(self, weight: float) -> None:
+        """Gradients are not sent before the step."""
+
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """Average gradients while that phase lasts."""
         if self._gradients and self._steps_taken < self._rule.start_after:
@@ -81,6 +84,9 @@ class WeightExchange:
         self._message.close()
         if self._gradients is not None:
             self._gradients.close()
+
+    def abandon(self) -> None:
+        """Nobody is served."""
 
     def centre(self) -> Vector | None:
         """The rule's centre, where it has one; before that, the replicas are equal."""
