@@ -57,7 +57,15 @@ WITH_MORE_STATE = [
     Downpour(server_optimizer="adadelta", synchronous=True),
     Downpour(server_optimizer="adam", push_every=2, pull_every=6, synchronous=True),
 ]
-ABOUT_THE_EXCHANGE = {"servers", "overlap", "wire", "start_after", "keep_momentum", "fragments"}
+ABOUT_THE_EXCHANGE = {
+    "rank",
+    "servers",
+    "overlap",
+    "wire",
+    "start_after",
+    "keep_momentum",
+    "fragments",
+}
 """Settings that say where and how vectors travel, not what becomes of them."""
 TARGETS = np.array([[1.0, -1.0], [3.0, 5.0], [2.0, 2.0]])
 """Each worker is drawn to its own; the mean is 2, 2."""

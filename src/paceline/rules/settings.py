@@ -8,6 +8,10 @@ from paceline.errors import ConfigError
 
 WIRES = ("float32", "bfloat16", "float16", "int8")
 """The formats in which vectors travel."""
+GRADIENT_WIRES = (*WIRES, "powersgd")
+"""Those of gradients: what powersgd leaves out of one, later ones bring."""
+_ELSEWHERE = {("wire", "powersgd"): "powersgd is for gradients: rule bsp"}
+"""Words that other rules know, and which."""
 
 
 def check_whole(name: str, value: Any, least: int) -> None:
@@ -35,4 +39,8 @@ def check_number(name: str, value: Any, above: float | None, below: float | None
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """One of these words."""
     if value not in choices:
-        raise ConfigError(f"rule.{name} is {value!r}, expected one of: {', '.join(choices)}")
+        known = _ELSEWHERE.get((name, str(value)))
+        raise ConfigError(
+            f"rule.{name} is {value!r}, expected one of: {', '.join(choices)}"
+            + (f"; {known}" if known else "")
+        )

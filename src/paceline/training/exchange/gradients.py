@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from paceline.comm import World
-from paceline.comm.coded_sum import make_sums
+from paceline.comm.coded_sum import VectorSum, make_sums
+from paceline.comm.power_sum import PowerSum
 from paceline.observe import Stopwatch
 from paceline.rules import BSP
 from paceline.training.exchange.message import Meeting, Message, Part
-from paceline.vectors import Vector
+from paceline.vectors import Layout, Vector
 
 
 class GradientExchange:
@@ -24,8 +25,7 @@ class GradientExchange:
     def __init__(self, world: World, replica: Any, rule: BSP, number: int = 0) -> None:
         self._replica, self._rule = replica, rule
         self._message: Message | None = None
-        sums = make_sums(world, rule.wire, [replica.layout.size], replica.layout.dtype)
-        self._sum = sums[0] if sums else None
+        self._sum = _make_sum(world, replica.layout, rule)
         if world.size > 1:
             weights = replica.layout.empty_vector()
             self._message = Message(world, weights, len(replica.layout.entries), number)
@@ -34,6 +34,9 @@ class GradientExchange:
     @property
     def bytes_sent(self) -> int:
         return self._message.bytes_sent if self._message else 0
+
+    def announce(self, weight: float) -> None:
+        """Gradients are not sent before the step."""
 
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """Average the gradients that the replicas hold."""
@@ -56,10 +59,23 @@ class GradientExchange:
         """Nothing is left to do."""
 
     def close(self) -> None:
-        """Give the message's memory back."""
+        """Give the memory of the messages back."""
         if self._message is not None:
             self._message.close()
+        if isinstance(self._sum, PowerSum):
+            self._sum.close()
+
+    def abandon(self) -> None:
+        """Nobody is served."""
 
     def centre(self) -> Vector | None:
         """The replicas are always equal."""
         return None
+
+
+def _make_sum(world: World, layout: Layout, rule: BSP) -> VectorSum | None:
+    """How coded gradients are summed; None where they travel as they are, or not at all."""
+    if rule.factor_rank is not None:
+        return PowerSum(world, layout, rule.factor_rank) if world.size > 1 else None
+    sums = make_sums(world, rule.wire, [layout.size], layout.dtype)
+    return sums[0] if sums else None
