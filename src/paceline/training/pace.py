@@ -11,13 +11,13 @@ from typing import Any
 from paceline.comm import World
 from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
 from paceline.data.shards import check_batch_size
-from paceline.errors import TrainingError
+from paceline.errors import ConfigError, TrainingError
 from paceline.frameworks import limit_threads, make_loop
 from paceline.launch.threads import fair_threads
 from paceline.launch.world import init, together
 from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
-from paceline.rules import Rule, make_rule
+from paceline.rules import BSP, Rule, make_rule
 from paceline.training.exchange import (
     Frame,
     FreeExchange,
@@ -26,6 +26,7 @@ from paceline.training.exchange import (
     next_number,
     show_centre,
 )
+from paceline.training.exchange.shared import SharedExchange
 from paceline.training.start import average_buffers, check_equal, start_equal
 
 _log = logging.getLogger("paceline.training")
@@ -59,14 +60,14 @@ _active: contextvars.ContextVar[tuple[Pace, ...]] = contextvars.ContextVar("acti
 class Pace:
     """A model in pace with its peers on the other ranks; made by `keep_pace`."""
 
-    def __init__(
-        self, world: World, loop: Any, rule: Rule, clip_norm: float | None, share: bool
-    ) -> None:
+    def __init__(self, world: World, loop: Any, rule: Rule, frame: Frame, overlap: bool) -> None:
         self.world = world
-        self._loop, self._clip_norm = loop, clip_norm
+        self._loop, self._clip_norm = loop, frame.clip_norm
         start_equal(world, loop)
-        frame = Frame(number=next_number(), clip_norm=clip_norm, share=share)
         self._exchange = make_exchange(world, loop, rule, frame)
+        self._part: Part | None = None
+        if overlap and isinstance(self._exchange, SharedExchange):
+            self._exchange.announce_each(lambda: self._begin_part().weight)
         self._watch = Stopwatch()
         self._seen = (0, 0)
         self._usual = Part(1, 1.0, more=True)
@@ -80,7 +81,15 @@ class Pace:
             _log.info("rule %s: %s", rule.name, exchange.describe())
 
     def weigh(self, weight: float) -> None:
-        """Say what the next step's gradient stands for, if not samples: tokens, for example."""
+        """Say what the next step's gradient stands for, if not samples: tokens, for example.
+
+        With `overlap`, say it before backward.
+        """
+        if self._part is not None:
+            raise TrainingError(
+                "pace.weigh came after gradients had been sent; call it before loss.backward(), or "
+                "say keep_pace(..., overlap=False)"
+            )
         self._given = weight
 
     def before_step(self) -> None:
@@ -90,16 +99,17 @@ class Pace:
                 f"rank {self.world.rank} is a server by rule.servers and does not train; iterate "
                 "over paceline.shard(...), which gives it no batches, or look at pace.workers"
             )
-        self._part = self._make_part()
+        part = self._begin_part()
         self._watch.lap("compute")
-        meeting = self._exchange.before_step(self._part, self._watch)
+        meeting = self._exchange.before_step(part, self._watch)
         if self._clip_norm is not None and not (meeting and meeting.applied):
             self._loop.clip(self._clip_norm)
 
     def after_step(self) -> None:
         """Exchange what the rule exchanges after the optimizer has moved the weights."""
         self._watch.lap("compute")
-        self._exchange.after_step(self._part, self._watch)
+        part, self._part = self._begin_part(), None
+        self._exchange.after_step(part, self._watch)
 
     def end_epoch(self, by: object) -> None:
         """A shard is through; if this loop trains on it, that is the end of its epoch."""
@@ -134,6 +144,12 @@ class Pace:
         """Where this rank's time went since the last call; the user's own work is compute."""
         return self._watch.take()
 
+    def _begin_part(self) -> Part:
+        """What this rank brings to the step that is under way."""
+        if self._part is None:
+            self._part = self._make_part()
+        return self._part
+
     def _make_part(self) -> Part:
         """What this rank brings to the step that begins."""
         if self._given is not None:
@@ -157,6 +173,7 @@ def keep_pace(
     *,
     clip_norm: float | None = None,
     share: bool = True,
+    overlap: bool = False,
     world: World | None = None,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
@@ -171,12 +188,21 @@ def keep_pace(
     With bsp, ranks of one node `share` a single copy of the parameters and of the optimizer's state
     and divide the optimizer's work, which is quicker and takes less memory. Then nothing but the
     optimizer may change the parameters (if something does, an error says so), and gradients are
-    gone after the step. With share=False every rank has its own.
+    gone after the step. With share=False every rank has its own. With `overlap`, gradients travel
+    to other nodes while backward still runs: then a step has one backward, and nothing changes the
+    gradients after it.
     """
     world = world or init()
     limit_threads(fair_threads(world))
+    rule = make_rule(rule)
+    if overlap and not (share and isinstance(rule, BSP) and rule.what == "gradients"):
+        raise ConfigError(
+            "overlap is for gradients of shared replicas: rule bsp, and share left as it is; "
+            "easgd and downpour have a setting of their own, rule.overlap"
+        )
     loop = make_loop(model, optimizer)
-    pace = Pace(world, loop, make_rule(rule), clip_norm, share)
+    frame = Frame(number=next_number(), clip_norm=clip_norm, share=share)
+    pace = Pace(world, loop, rule, frame, overlap)
     end = loop.around_step(pace.before_step, pace.after_step)
     others = _active.get()
     _active.set((*others, pace))

