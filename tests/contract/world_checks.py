@@ -73,6 +73,28 @@ def long_sums_are_the_same_on_pretended_nodes(world: World) -> None:
         assert len(set(world.share(found.tobytes()))) == 1
 
 
+def a_patient_world_does_the_same(world: World) -> None:
+    part = world.split(0)
+    part.patience_s = 0.001
+    all_reduce_sums_in_place(part)
+    a_made_buffer_is_summed_in_place(part)
+    pieces_are_exchanged_all_to_all(part)
+    contributions_are_gathered_by_all(part)
+    barrier_lets_nobody_through_early(part)
+    assert part.split(0).patience_s == 0.001
+
+
+def a_patient_rank_sleeps_while_it_waits(world: World) -> None:
+    part = world.split(0)
+    part.patience_s = 0.001
+    part.barrier()
+    began = time.process_time()
+    if world.rank == 0:
+        time.sleep(0.5)
+    part.barrier()
+    assert time.process_time() - began < 0.2
+
+
 def neighbours_pass_messages_on_a_ring(world: World) -> None:
     if world.size == 1:
         return
@@ -364,6 +386,8 @@ CHECKS = [
     all_reduce_repeats_bit_for_bit,
     a_made_buffer_is_summed_in_place,
     long_sums_are_the_same_on_pretended_nodes,
+    a_patient_world_does_the_same,
+    a_patient_rank_sleeps_while_it_waits,
     neighbours_pass_messages_on_a_ring,
     messages_are_told_apart_by_tag,
     receive_takes_any_rank,

@@ -173,7 +173,9 @@ class MPIWorld:
         """A rank that fails ends all of MPI."""
 
     def split(self, colour: int) -> MPIWorld:
-        return MPIWorld(self._comm.Split(colour, self.rank))
+        part = MPIWorld(self._comm.Split(colour, self.rank))
+        part.patience_s = self.patience_s
+        return part
 
     def abort(self, code: int = 1) -> NoReturn:
         Everyone().abort(code)

@@ -173,7 +173,9 @@ class ThreadWorld:
         if self.rank == members[0]:  # known to the whole world before anybody can wait in it
             self._hub.parts.append(hub)
         hub = self.share(hub)[members[0]]
-        return ThreadWorld(members.index(self.rank), len(members), hub)
+        part = ThreadWorld(members.index(self.rank), len(members), hub)
+        part.patience_s = self.patience_s
+        return part
 
     def abort(self, code: int = 1) -> NoReturn:
         reason = f"rank {self.rank} aborted the world with code {code}"

@@ -15,7 +15,8 @@ from typing import NoReturn, Protocol
 
 from paceline.comm import SoloWorld, World, current_world
 from paceline.errors import ConfigError, LaunchError, PacelineError
-from paceline.launch.environment import JOB_FOLDER, check_world, detect
+from paceline.launch.cores import affinity, available_cores
+from paceline.launch.environment import JOB_FOLDER, Environment, check_world, detect
 
 _joined: World | None = None
 _HAND_OVER_S = 0.2
@@ -23,6 +24,10 @@ _HAND_OVER_S = 0.2
 
 _LISTEN_S = 5.0
 """How long a rank that need not speak waits for its end before it speaks after all."""
+
+
+CROWDED_PATIENCE_S = 200e-6
+"""Longest sleep of a rank that waits on a crowded node."""
 
 
 def init() -> World:
@@ -56,8 +61,23 @@ def _join() -> World:
 
     world = world_of_mpi()
     check_world(environment, world.size)
+    world.patience_s = choose_patience(environment, len(world.node_ranks), _cores_of_node(world))
     _abort_on_exception(world)
     return world
+
+
+def choose_patience(environment: Environment, ranks: int, cores: int) -> float | None:
+    """How ranks of a node wait: asleep where they outnumber its cores, or a rank that waits would
+    keep one from computing. Open MPI's mpirun lets them yield by itself, which is better still."""
+    yields = environment.kind == "openmpi"
+    return CROWDED_PATIENCE_S if ranks > cores and not yields else None
+
+
+def _cores_of_node(world: World) -> int:
+    """The cores that any rank of this node may use; each rank may be bound to its own."""
+    everyone = world.share(affinity())
+    together = set().union(*(everyone[rank] for rank in world.node_ranks))
+    return available_cores(cpus=together)
 
 
 class Endable(Protocol):

@@ -2,6 +2,7 @@ import pytest
 
 from paceline.errors import LaunchError
 from paceline.launch.environment import Environment, check_world, detect
+from paceline.launch.world import choose_patience
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -89,3 +90,14 @@ def test_only_a_world_of_one_is_said_to_train_alone():
 
 def test_one_rank_in_a_batch_script_is_right_when_asked_for():
     assert check_world(detect(BATCH | {"PACELINE_RANKS": "1"}), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "ranks", "cores", "asleep"),
+    [("hydra", 4, 2, True), ("hydra", 2, 2, False), ("slurm-step", 3, 2, True),
+     ("openmpi", 4, 2, False)],
+)  # fmt: skip
+def test_ranks_that_outnumber_the_cores_wait_asleep(kind, ranks, cores, asleep):
+    """Open MPI's mpirun lets them yield."""
+    environment = Environment(kind, 0, ranks, 0, ranks, launched=True)
+    assert (choose_patience(environment, ranks, cores) is not None) == asleep

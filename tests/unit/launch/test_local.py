@@ -26,6 +26,7 @@ def test_ranks_on_one_numa_node_are_not_bound():
     )
     assert extra == {
         "OMPI_MCA_osc": "^ucx",
+        "OMPI_MCA_btl_tcp_links": "4",
         "OMP_NUM_THREADS": "2",
         "MKL_NUM_THREADS": "2",
         "PACELINE_RANKS": "2",
@@ -64,7 +65,12 @@ def test_root_and_a_missing_ssh_are_provided_for():
 
 
 def test_what_the_user_set_is_left_alone():
-    environ = {"OMP_NUM_THREADS": "7", "OMPI_MCA_osc": "sm", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    environ = {
+        "OMP_NUM_THREADS": "7",
+        "OMPI_MCA_osc": "sm",
+        "OMPI_MCA_btl_tcp_links": "1",
+        "OMPI_MCA_mpi_yield_when_idle": "0",
+    }
     _, extra = render_command(job(8, 1), OPEN_MPI, machine(environ=environ))
     assert environ.keys().isdisjoint(extra)
     assert extra["MKL_NUM_THREADS"] == "1"
