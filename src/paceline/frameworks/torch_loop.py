@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 import torch
 
 from paceline.errors import ReplicaError, TrainingError
 from paceline.frameworks.torch_vectors import TorchVectors, describe_optimizer
+
+
+def _refuse(closure: Any) -> None:
+    if closure is not None:
+        raise TrainingError(
+            "optimizer.step(closure) computes gradients after the exchange; call loss.backward() "
+            "before optimizer.step() instead"
+        )
 
 
 class TorchLoop(TorchVectors):
@@ -28,17 +37,20 @@ class TorchLoop(TorchVectors):
                 )
 
     def around_step(
-        self, before: Callable[[], None], after: Callable[[], None]
+        self, before: Callable[[], None], after: Callable[[], None], instead: bool = False
     ) -> Callable[[], None]:
-        """Call these whenever the user calls `optimizer.step()`; returns how to end that."""
+        """Call these whenever the user calls `optimizer.step()`; returns how to end that.
+
+        With `instead`, they take the step, and torch need not look for gradients that are not
+        there. Then its own step is passed over, unless somebody else has a hook on it.
+        """
+        own = self.optimizer
+        hooked = own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
+        if instead and not hooked:
+            return self._replace_step(before, after)
 
         def pre_hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is itself
-            if closure is not None:
-                raise TrainingError(
-                    "optimizer.step(closure) computes gradients after the exchange; call "
-                    "loss.backward() before optimizer.step() instead"
-                )
+            _refuse(args[1] if len(args) > 1 else kwargs.get("closure"))  # args[0] is itself
             if not self._in_step_of_ours:
                 before()
 
@@ -54,6 +66,29 @@ class TorchLoop(TorchVectors):
         def end() -> None:
             for handle in handles:
                 handle.remove()
+
+        return end
+
+    def _replace_step(
+        self, before: Callable[[], None], after: Callable[[], None]
+    ) -> Callable[[], None]:
+        attributes: dict[str, Any] = vars(self.optimizer)
+        replaced = attributes.get("step")  # a scheduler has put its own there
+
+        def step(optimizer: Any, closure: Any = None) -> None:
+            _refuse(closure)
+            optimizer._opt_called = True  # for schedulers, which warn if it is not
+            before()
+            after()
+
+        if replaced is not None:
+            vars(step).update(vars(replaced))
+        attributes["step"] = MethodType(step, self.optimizer)
+
+        def end() -> None:
+            del attributes["step"]
+            if replaced is not None:
+                attributes["step"] = replaced
 
         return end
 

@@ -154,10 +154,10 @@ class SliceOptimizer:
 
     def _follow_settings(self) -> None:
         """Let a schedule that changes the user's optimizer change the chunks', too."""
-        settings = _settings(self._optimizer)
-        if settings == self._settings:
+        groups = self._optimizer.param_groups
+        if all(map(_has, groups, self._settings)):
             return
-        self._settings = settings
+        settings = self._settings = _settings(self._optimizer)
         for chunk in self._chunks:
             for mine, theirs in zip(chunk.optimizer.param_groups, settings, strict=True):
                 mine.update(theirs)
@@ -236,6 +236,10 @@ def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
         {key: value for key, value in group.items() if key != "params"}
         for group in optimizer.param_groups
     ]
+
+
+def _has(group: dict[str, Any], settings: dict[str, Any]) -> bool:
+    return all(group[key] is value or group[key] == value for key, value in settings.items())
 
 
 def _groups_of(

@@ -80,6 +80,11 @@ class Pace:
         if isinstance(exchange, FreeExchange) and world.rank == 0:
             _log.info("rule %s: %s", rule.name, exchange.describe())
 
+    @property
+    def steps_itself(self) -> bool:
+        """Whether the exchange moves the parameters, and the user's optimizer must not."""
+        return isinstance(self._exchange, SharedExchange)
+
     def weigh(self, weight: float) -> None:
         """Say what the next step's gradient stands for, if not samples: tokens, for example.
 
@@ -203,7 +208,7 @@ def keep_pace(
     loop = make_loop(model, optimizer)
     frame = Frame(number=next_number(), clip_norm=clip_norm, share=share)
     pace = Pace(world, loop, rule, frame, overlap)
-    end = loop.around_step(pace.before_step, pace.after_step)
+    end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
     others = _active.get()
     _active.set((*others, pace))
     try:

@@ -303,7 +303,7 @@ def test_a_step_weighs_what_it_is_told():
 def test_check_finds_parameters_that_differ():
     def program(world):
         model, optimizer = build()
-        with paceline.keep_pace(model, optimizer) as pace:
+        with paceline.keep_pace(model, optimizer, share=False) as pace:
             with torch.no_grad():
                 model.bias += world.rank
             pace.check()

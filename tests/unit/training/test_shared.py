@@ -373,6 +373,55 @@ def test_a_block_left_by_an_error_leaves_the_model_alone():
     assert run_world(2, program) == [(False, {1}, False)] * 2
 
 
+@pytest.mark.parametrize("when", ["before", "inside"])
+def test_schedulers_and_hooks_of_others_go_on_working(when, recwarn):
+    def program(world, share, hook):
+        model, calls = Net(), []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        x, y = map(torch.from_numpy, data())
+
+        def make():
+            return torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+
+        scheduler = make() if when == "before" else None
+        if hook:
+            optimizer.register_step_post_hook(lambda *_: calls.append(1))
+        with keep_pace(model, optimizer, share=share):
+            scheduler = scheduler or make()
+            for _ in range(3):
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+                scheduler.step()
+        inside = weights(model)
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()  # the user's own again
+        assert weights(model).tobytes() != inside.tobytes()
+        return inside.tobytes(), optimizer.param_groups[0]["lr"], len(calls)
+
+    found = {
+        (share, hook): run_world(2, lambda w, s=share, h=hook: program(w, s, h))
+        for share in (True, False)
+        for hook in (True, False)
+    }
+    assert len({result[0] for results in found.values() for result in results}) == 1
+    assert {result[1] for results in found.values() for result in results} == {0.0125}
+    assert {hook: results[0][2] for (_, hook), results in found.items()} == {True: 4, False: 0}
+    assert not [str(warning.message) for warning in recwarn if "scheduler" in str(warning.message)]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_a_closure_is_refused(share):
+    def program(world):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with keep_pace(model, optimizer, share=share):
+            optimizer.step(lambda: 0.0)
+
+    with pytest.raises(TrainingError, match="closure"):
+        run_world(2, program)
+
+
 @pytest.mark.parametrize("by", ["data", "no_grad"])
 def test_parameters_changed_by_hand_are_refused(by):
     def program(world):

@@ -212,7 +212,7 @@ class SharedExchange:
 
     def _agree(self, watch: Stopwatch) -> Vector | None:
         """Sum the heads and take the step; None on a rank that owns nothing and hears later."""
-        totals = self._room.heads.sum(axis=0) if self._nodes.owns else None
+        totals = np.add.reduce(self._room.heads) if self._nodes.owns else None
         if totals is not None:
             if self._nodes.across is not None:
                 self._nodes.across.all_reduce(totals)
@@ -279,7 +279,7 @@ class SharedExchange:
 
     def _look(self) -> bytes:
         """The values of a few parameters here and there."""
-        return self._room.parameters[self._watched].tobytes()
+        return self._room.parameters.take(self._watched, mode="clip").tobytes()
 
 
 def _nothing(piece: slice, out: Vector) -> None:
