@@ -13,6 +13,7 @@ from paceline.rules import (
     EASGD,
     RULES,
     Average,
+    CentreRule,
     DiLoCo,
     Downpour,
     Gossip,
@@ -409,3 +410,23 @@ def test_a_wrong_rule_is_named_with_the_valid_ones(spec, message):
 )
 def test_periods(every, steps, seconds, over):
     assert Period.parse(every).is_over(steps, seconds) == over
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES_UNDER_TEST if isinstance(rule, CentreRule)], ids=describe
+)
+def test_a_trade_in_one_go_is_the_three_steps_of_an_exchange(rule):
+    rng = np.random.default_rng(3)
+    replica, centre = rng.normal(size=(2, 70_001)).astype(np.float32)
+    terms = rule.terms(step=10, steps=10, workers=3)
+    apart, apart_centre, message = replica.copy(), centre.copy(), np.empty_like(replica)
+    move = np.empty_like(replica)
+    if not rule.trade(replica, centre, terms, move):
+        assert replica.tobytes() == apart.tobytes()
+        assert centre.tobytes() == apart_centre.tobytes()
+        return
+    rule.outgoing(apart, {}, terms, message)
+    rule.absorb(message, apart_centre, {}, terms)
+    rule.incoming(message, apart, apart, {})
+    for found, expected in ((replica, apart), (centre, apart_centre), (move, message)):
+        assert found.tobytes() == expected.tobytes()

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.cli.ranks import add_rank_options, start_or_join
 from paceline.errors import ConfigError
 from paceline.launch.world import fail, init
+from paceline.models import MODELS
 from paceline.rules import RULES
 from paceline.training.config import (
     RunConfig,
@@ -115,7 +116,7 @@ def add_parser(commands: Any) -> None:
         "model",
         nargs="?",
         metavar="MODEL",
-        help="mnist, file.py:function, package.module:function, or a YAML run file",
+        help=f"{', '.join(MODELS)}, file.py:function, package.module:function, or a YAML run file",
     )
     parser.add_argument(
         "train",

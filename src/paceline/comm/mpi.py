@@ -60,7 +60,11 @@ class MPIWorld:
             self._comm.Bcast(piece, root=root)
 
     def all_reduce(self, buffer: Buffer) -> None:
-        sums = self._node_sums() if check_buffer(buffer).nbytes > SMALL_BYTES else None
+        small = check_buffer(buffer).nbytes <= SMALL_BYTES
+        if small and self.patience_s is None:
+            self._comm.Allreduce(MPI.IN_PLACE, buffer)
+            return
+        sums = None if small else self._node_sums()
         if sums is not None and sums.all_reduce(buffer.reshape(-1)):
             return
         for piece in _pieces(buffer, MAX_ELEMENTS):

@@ -90,6 +90,11 @@ class CentreRule(ABC):
         are kept. The reply is left as it is.
         """
 
+    def trade(self, replica: Vector, centre: Vector, terms: Terms, out: Vector) -> bool:
+        """All three at once, where replica and centre lie in one memory and the worker waits; the
+        move is left in `out`. False, and nothing done, if the rule has no quicker way."""
+        return False
+
     def check_place_and_wire(self) -> None:
         """The settings that all rules with a centre have."""
         if self.servers is not None:

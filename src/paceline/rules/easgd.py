@@ -115,6 +115,15 @@ class EASGD(CentreRule):
     def incoming(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
         replica -= reply
 
+    def trade(self, replica: Vector, centre: Vector, terms: Terms, out: Vector) -> bool:
+        for piece in pieces(out.size):
+            move, near, far = out[piece], replica[piece], centre[piece]
+            np.subtract(near, far, out=move)
+            move *= terms.force
+            far += move
+            near -= move
+        return True
+
 
 @dataclass(frozen=True, kw_only=True)
 class _SynchronousEASGD(WeightRule):

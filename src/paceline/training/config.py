@@ -67,7 +67,8 @@ class RunConfig(Section):
     """Everything a run can be told."""
 
     model: Any = "mnist"
-    """mnist, file.py:function, package.module:function; in Python also a module or a function."""
+    """A name in `paceline.models`, file.py:function, package.module:function; in Python also a
+    module or a function."""
     data: DataConfig = DataConfig()
     rule: Rule = Field(default_factory=lambda: make_rule("bsp"))
     optimizer: OptimizerConfig | Callable[..., Any] = OptimizerConfig()

@@ -42,6 +42,8 @@ class NodeCentre:
         self._centre, rest = lies[1], iter(lies[2:])
         self._states: list[State] = [{name: next(rest) for name in state} for state in states]
         self._scratch = np.empty((2, min(CHUNK_ELEMENTS, max(1, weights.size))), weights.dtype)
+        self._trades = True
+        """Whether an exchange may be done in one go, as far as is known."""
         self.bytes_sent = 0
         world.barrier()
 
@@ -65,6 +67,11 @@ class NodeCentre:
         piece, state = self._pieces[index], self._states[index]
         centre = self._centre[piece]
         sent, reply = self._scratch[:, : centre.size]
+        if push and pull and terms.scale and self._trades:
+            with self._memory.hold(1 + index):
+                self._trades = side.trade(piece, centre, terms, sent)
+            if self._trades:
+                return
         if push:
             side.give(piece, terms, sent)
         with self._memory.hold(1 + index):

@@ -23,6 +23,9 @@ class Side(Protocol):
     def take(self, piece: slice, reply: Vector) -> None:
         """Take the answer to a pull."""
 
+    def trade(self, piece: slice, centre: Vector, terms: Terms, out: Vector) -> bool:
+        """Give, let the centre move and take, all at once if there is such a way."""
+
 
 class Direct:
     """A worker that waits for its exchange: pieces go straight from and to its replica."""
@@ -38,6 +41,9 @@ class Direct:
     def take(self, piece: slice, reply: Vector) -> None:
         weights = self._weights[piece]
         self._rule.incoming(reply, weights, weights, _cut(self._state, piece))
+
+    def trade(self, piece: slice, centre: Vector, terms: Terms, out: Vector) -> bool:
+        return self._rule.trade(self._weights[piece], centre, terms, out)
 
 
 class Parcel:
@@ -63,6 +69,9 @@ class Parcel:
         self._reply[piece] = reply
         self._answered = True
 
+    def trade(self, piece: slice, centre: Vector, terms: Terms, out: Vector) -> bool:
+        return False  # the replica is not to be touched now
+
     def unpack(self) -> None:
         """Let the answer, if there is one, move the replica, which has gone on meanwhile."""
         if self._answered:
@@ -82,12 +91,20 @@ class Distant:
 
     def take(self, piece: slice, reply: Vector) -> None:
         if self._rule.answers == "move":
-            self._squared += float(np.dot(reply, reply)) / self._force**2
+            self._add(reply, self._force)
         else:
-            apart = reply - self._side.at[piece]
-            self._squared += float(np.dot(apart, apart))
-        self._answered = True
+            self._add(reply - self._side.at[piece])
         self._side.take(piece, reply)
+
+    def trade(self, piece: slice, centre: Vector, terms: Terms, out: Vector) -> bool:
+        traded = self._side.trade(piece, centre, terms, out)
+        if traded:
+            self._add(out, terms.force)
+        return traded
+
+    def _add(self, apart: Vector, force: float = 1.0) -> None:
+        self._squared += float(np.dot(apart, apart)) / force**2
+        self._answered = True
 
     def distance(self) -> float | None:
         """None if nothing came back."""
