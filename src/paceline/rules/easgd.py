@@ -116,12 +116,10 @@ class EASGD(CentreRule):
         replica -= reply
 
     def trade(self, replica: Vector, centre: Vector, terms: Terms, out: Vector) -> bool:
-        for piece in pieces(out.size):
-            move, near, far = out[piece], replica[piece], centre[piece]
-            np.subtract(near, far, out=move)
-            move *= terms.force
-            far += move
-            near -= move
+        np.subtract(replica, centre, out=out)
+        np.multiply(out, terms.force, out=out)
+        np.add(centre, out, out=centre)
+        np.subtract(replica, out, out=replica)
         return True
 
 

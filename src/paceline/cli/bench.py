@@ -1,0 +1,66 @@
+"""`paceline bench`: measure ours and its peers, in one run on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from paceline.bench import BENCHES, Bench
+from paceline.bench.machine import describe_machine
+from paceline.bench.options import add_shared_options, settle_rounds
+from paceline.bench.rows import Row, check_plot, plot_rows, render_table, write_rows
+from paceline.training.rundir import check_writable
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure ours against its peers",
+        description="Measure Paceline and its peers, in turn in one run on this machine; the best "
+        "of several rounds counts. Example: paceline bench allreduce --against gloo",
+    )
+    benches = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
+    for bench in BENCHES:
+        description = f"{bench.HELP[0].upper()}{bench.HELP[1:]}."
+        one = benches.add_parser(bench.NAME, help=bench.HELP, description=description)
+        bench.add_options(one)
+        add_shared_options(one)
+        one.set_defaults(function=run, measured=bench)
+
+
+def run(args: argparse.Namespace, given: list[str]) -> int:
+    settle_rounds(args)
+    _check_places(args)
+    bench: Bench = args.measured
+    rows = bench.measure(args)
+    sys.stdout.write(_render(rows, args.rounds, given))
+    _write(args, rows)
+    return 0
+
+
+def _check_places(args: argparse.Namespace) -> None:
+    """Before hours of measuring, not after."""
+    if args.plot is not None:
+        check_plot(args.plot)
+    for path in (args.json, args.plot):
+        if path is not None:
+            check_writable(Path(path))
+
+
+def _render(rows: list[Row], rounds: int, given: list[str]) -> str:
+    counted = "one round" if rounds == 1 else f"best of {rounds} rounds"
+    return (
+        f"{render_table(rows)}\n"
+        f"{counted}; 'vs' says how many times better ours is (below 1x: worse)\n"
+        f"{describe_machine()}command: {shlex.join(['paceline', *given])}\n"
+    )
+
+
+def _write(args: argparse.Namespace, rows: list[Row]) -> None:
+    if args.json is not None:
+        write_rows(rows, args.json)
+    if args.plot is not None:
+        plot_rows(rows, args.plot)

@@ -1,0 +1,214 @@
+"""`paceline bench`: ranks, peers and figures, for real."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from conftest import clean_environment
+
+from paceline.bench.ranks import run_ranks
+from paceline.errors import LaunchError
+
+MNIST_PARAMETERS = 16 * 26 + 32 * 401 + 128 * 513 + 10 * 129
+"""Weights and biases of the built-in network: two convolutions, two dense layers."""
+
+needs_proc = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
+
+
+@pytest.fixture
+def program(tmp_path):
+    """A file with a function of ranks; gives what `run_ranks` calls it."""
+
+    def write(body):
+        path = tmp_path / "of_ranks.py"
+        lines = "".join(f"    {line}\n" for line in body.splitlines())
+        path.write_text(f"import os, sys, time\n\n\ndef work(world, settings):\n{lines}")
+        return f"{path}:work"
+
+    return write
+
+
+def test_allreduce_prints_a_table_and_writes_rows_and_a_plot(paceline, tmp_path):
+    done = paceline(
+        *("bench", "allreduce", "--quick", "-n", "2", "--json", "rows.json", "--plot", "a.svg")
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert [row["case"] for row in rows] == ["1 KB, 2 ranks", "64 KB, 2 ranks", "1 MB, 2 ranks"]
+    for row in rows:
+        assert (row["bench"], row["unit"]) == ("allreduce", "us")
+        assert list(row["peers"]) == ["mpi", "gloo", "memcpy"]
+        assert all(0.05 < value < 1e7 for value in (row["ours"], *row["peers"].values()))
+    assert rows[0]["peers"]["memcpy"] < rows[0]["peers"]["gloo"]
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+    head, *lines = done.stdout.splitlines()
+    assert head.split()[:4] == ["case", "unit", "ours", "mpi"]
+    assert [line[:13].strip() for line in lines[:3]] == [
+        "1 KB, 2 ranks",
+        "64 KB, 2 rank",
+        "1 MB, 2 ranks",
+    ]
+    assert "best of 2 rounds" in done.stdout
+    assert f"Linux {os.uname().release}" in done.stdout or sys.platform != "linux"
+    assert "versions: paceline " in done.stdout
+    assert "MPI v" in done.stdout
+    assert "command: paceline bench allreduce --quick -n 2 --json rows.json" in done.stdout
+    assert "1 MB: ours" in done.stderr, "progress while it runs"
+
+
+def test_only_the_peers_that_were_asked_for_run(paceline, tmp_path):
+    done = paceline(
+        *("bench", "allreduce", "--quick", "-n", "2", "3", "--against", "memcpy"),
+        *("--json", "rows.json", "--rounds", "1"),
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert {tuple(row["peers"]) for row in rows} == {("memcpy",)}
+    assert [row["case"] for row in rows][::3] == ["1 KB, 2 ranks", "1 KB, 3 ranks"]
+    refused = paceline("bench", "allreduce", "--against", "nccl")
+    assert refused.returncode == 2
+    assert "invalid choice: 'nccl'" in refused.stderr
+
+
+@needs_proc
+def test_a_node_of_ours_holds_parameters_and_optimizer_state_once(paceline, tmp_path):
+    done = paceline("bench", "memory", "--quick", "-n", "3", "--json", "rows.json")
+    assert done.returncode == 0, done.stderr
+    held, after, before = json.loads((tmp_path / "rows.json").read_text())
+    copy = 2 * 4 * MNIST_PARAMETERS / 2**20  # parameters and momenta
+    assert (held["case"], held["unit"]) == ("mnist, 3 ranks, parameters + optimizer state", "MB")
+    assert held["ours"] == pytest.approx(copy)
+    assert held["peers"] == {"ddp-gloo": pytest.approx(3 * copy)}
+    assert after["case"] == "mnist, 3 ranks, resident after a step"
+    assert before["case"] == "mnist, 3 ranks, resident before a step, with gradients"
+    assert min(after["ours"], before["ours"]) > 0.9 * copy
+
+
+@needs_proc
+def test_rounds_of_memory_are_jobs_of_their_own(paceline):
+    done = paceline("bench", "memory", "--quick", "-n", "1", "--rounds", "2")
+    assert done.returncode == 0, done.stderr
+    contestants = [line.split(", ")[-1] for line in done.stderr.splitlines()]
+    assert contestants == ["ours", "ddp-gloo"] * 2
+    assert "best of 2 rounds" in done.stdout
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_alexnet_on_four_ranks_needs_less_than_half_of_the_memory(paceline, tmp_path):
+    done = paceline("bench", "memory", "-n", "4", "--json", "rows.json", timeout_s=500)
+    assert done.returncode == 0, done.stderr
+    held, after, before = json.loads((tmp_path / "rows.json").read_text())
+    assert held["ours"] <= 0.4 * held["peers"]["ddp-gloo"]
+    assert held["ours"] == pytest.approx(2 * 4 * 61_100_840 / 2**20, rel=0.01)
+    assert after["ours"] <= 0.5 * after["peers"]["ddp-gloo"]
+    assert before["ours"] < before["peers"]["ddp-gloo"]
+
+
+def test_places_that_cannot_be_written_are_found_before_measuring(paceline, tmp_path):
+    (tmp_path / "file").write_text("")
+    for option in ("--json", "--plot"):
+        done = paceline("bench", "allreduce", "--quick", option, "file/rows.svg")
+        assert done.returncode == 2
+        assert done.stderr.startswith("ConfigError: file/rows.svg cannot be written: ")
+
+
+@needs_proc
+def test_an_interrupt_ends_the_ranks_and_says_so(tmp_path):
+    command = [str(Path(sys.executable).parent / "paceline"), "bench", "allreduce", "-n", "2"]
+    job = subprocess.Popen(
+        command, env=clean_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    for line in job.stderr:
+        if "1 KB: ours" in line:
+            break
+    ranks = [pid for pid in _children(job.pid) if pid != job.pid]
+    assert len(ranks) >= 3, "mpirun and two ranks"
+    job.send_signal(signal.SIGINT)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == 130
+    assert errors.endswith("paceline: interrupted\n")
+    deadline = time.monotonic() + 10
+    while any(map(_lives, ranks)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(_lives, ranks))
+
+
+def _children(pid):
+    """The process and all that descend from it."""
+    found = [pid]
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            found += _children(int(child))
+    return found
+
+
+def _lives(pid):
+    """Whether it runs; one that has ended may wait for init to take note."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_command_line_loads_neither_torch_nor_mpi():
+    code = "import sys, paceline.cli; print([m for m in ('torch', 'mpi4py') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_ranks_get_the_settings_and_rank_0_answers(program):
+    name = program("return [world.size, world.share(world.rank), settings]")
+    assert run_ranks(name, 2, {"a": [1, None]}) == [2, [0, 1], {"a": [1, None]}]
+
+
+def test_one_rank_runs_without_mpi(program):
+    name = program("return [world.size, 'mpi4py.MPI' in sys.modules, os.getpid()]")
+    size, with_mpi, pid = run_ranks(name, 1, {})
+    assert (size, with_mpi) == (1, False)
+    assert pid != os.getpid()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_threads_asked_for_win_over_the_shell_for_that_call(program, ranks, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    name = program("return [os.environ.get(f'{n}_NUM_THREADS') for n in ('OMP', 'MKL')]")
+    assert run_ranks(name, ranks, {}, threads=2) == ["2", "2"]
+    assert os.environ["OMP_NUM_THREADS"] == "3"
+    assert "MKL_NUM_THREADS" not in os.environ
+    assert run_ranks(name, ranks, {})[0] == "3"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_fails_ends_all_with_an_error_and_its_message(program, ranks, capfd):
+    name = program(
+        "if world.rank == world.size - 1: raise RuntimeError('no luck')\nworld.barrier()"
+    )
+    with pytest.raises(LaunchError, match=r"of_ranks\.py:work ended with exit code 1"):
+        run_ranks(name, ranks, {})
+    assert capfd.readouterr().err.count("RuntimeError: no luck") == 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_rank_that_hangs_is_ended_and_shown_where(program, ranks, capfd):
+    name = program("if world.rank == 0: time.sleep(60)\nworld.barrier()")
+    began = time.monotonic()
+    with pytest.raises(LaunchError, match="ended with exit code 1"):
+        run_ranks(name, ranks, {}, timeout_s=2)
+    assert time.monotonic() - began < 20
+    errors = capfd.readouterr().err
+    assert "Timeout (0:00:02)!" in errors
+    assert "of_ranks.py" in errors
+
+
+def test_a_benchmark_inside_of_a_rank_is_refused(program, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    with pytest.raises(LaunchError, match="openmpi started this as one of 2 ranks"):
+        run_ranks(program("return 1"), 2, {})
