@@ -18,7 +18,7 @@ from paceline.errors import ConfigError, LaunchError
 PARAMETERS = 785 * 256 + 257 * 256 + 257 * 10
 """Of the small network that --quick trains."""
 RULES = [
-    *("bsp float32", "bsp bfloat16", "bsp float16", "bsp int8"),
+    *("bsp float32", "bsp bfloat16", "bsp float16", "bsp int8", "bsp powersgd"),
     *("average every 16", "diloco every 16", "easgd every 16", "downpour every 16"),
 ]
 
@@ -60,7 +60,8 @@ def test_every_rule_trains_between_two_hosts_beside_ddp(paceline, tmp_path):
     assert sent["bsp bfloat16"] == pytest.approx(step / 2, rel=0.05)
     assert sent["bsp float16"] == pytest.approx(step / 2, rel=0.05)
     assert sent["bsp int8"] == pytest.approx(step / 4, rel=0.05)
-    for rule in RULES[4:]:
+    assert sent["bsp powersgd"] < step / 8
+    for rule in RULES[5:]:
         assert sent[rule] == pytest.approx(step / 16, rel=0.1)
     for row in rows["samples/s"].values():
         assert 10 < row["ours"] < 1e6
