@@ -183,11 +183,11 @@ def train_to(goal: Goal, contestant: Contestant, model: nn.Module, train: Any) -
     """Seconds of training until what a user gets at the end reaches the goal, and its accuracy.
 
     The replicas tell when to end, and then the result is looked at: where it is a centre that lags
-    behind them, training goes on from it.
+    behind them, training goes on from it, with new momenta, since those of the ranks differ.
     """
-    optimizer = contestant.make_optimizer(model.parameters())
     batches = shard(train, BATCH, to=torch.from_numpy, world=goal.world)
     while not goal.settled:
+        optimizer = contestant.make_optimizer(model.parameters())
         goal.start()
         with in_pace(goal.world, contestant.rule, model, optimizer) as module:
             _train_until_settled(goal, model, module, optimizer, batches)

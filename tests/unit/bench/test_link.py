@@ -77,6 +77,26 @@ def test_training_ends_when_its_result_has_reached_the_target(name):
     assert 0 < first["seconds"] < 60
 
 
+@pytest.mark.parametrize("name", [name for name in CONTESTANTS if name != PEER])
+def test_training_goes_on_where_the_replicas_are_better_than_the_result(name):
+    class Scripted(Goal):
+        looks = 0
+
+        def look(self, model):
+            self.looks += 1
+            self.accuracy = 0.5 if self.looks == 2 else 1.0
+
+    data = load_data(None)
+
+    def program(world):
+        goal = Scripted(world, data[1], 0.9, 60.0)
+        return train_to(goal, CONTESTANTS[name], mlp(hidden=(8,)), data[0]), goal.looks
+
+    (outcome, looks), _ = run_world(2, program)
+    assert looks == 4, "at the replicas, the result, the replicas again, and their result"
+    assert outcome["accuracy"] == 1.0
+
+
 def test_a_target_out_of_reach_is_given_up_after_the_limit():
     (outcome, _), _ = train("bsp float32", target=1.1, limit_s=0.2)
     assert 0.2 <= outcome["seconds"] < 20
