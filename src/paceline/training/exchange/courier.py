@@ -10,7 +10,7 @@ from typing import NamedTuple
 from paceline.errors import TrainingError
 from paceline.vectors import Layout
 
-BUCKET_BYTES = 4 * 1024 * 1024
+BUCKET_BYTES = 16 * 1024 * 1024
 """Long enough for a network's full rate, short enough that the last one does not wait for long."""
 
 

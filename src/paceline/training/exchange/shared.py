@@ -172,7 +172,6 @@ class SharedExchange:
     def _make_courier(self, rule: BSP) -> Courier:
         across = self._nodes.across
         if across is not None:
-            across.patience_s = _COURIER_PATIENCE_S
             codec = make_codec(rule.wire, self._replica.layout.dtype)
             if codec is not None:
                 sizes, kind = map(_length, self._pieces), self._replica.layout.dtype
