@@ -49,14 +49,9 @@ def test_free_runs(mpirun, tmp_path, ranks, pretend, rules):
 
 
 def test_a_server_with_nothing_to_do_sleeps(mpirun):
-    shares = []
-    for _ in range(3):  # on a busy machine waking up may be dear for a while
-        done = mpirun(2, "idle_server.py", timeout_s=60)
-        assert done.returncode == 0, done.stderr
-        shares.append(float(re.search(r"SHARE (\S+)", done.stdout)[1]))
-        if shares[-1] < 0.05:
-            break
-    assert min(shares) < 0.05, shares
+    done = mpirun(2, "idle_server.py", timeout_s=60)
+    assert done.returncode == 0, done.stderr
+    assert float(re.search(r"SHARE (\S+)", done.stdout)[1]) < 0.05
 
 
 @pytest.mark.parametrize("rule", [EASGD, GOSSIP], ids=lambda rule: rule["name"])
