@@ -19,7 +19,12 @@ PARAMETERS = 785 * 256 + 257 * 256 + 257 * 10
 """Of the small network that --quick trains."""
 RULES = [
     *("bsp float32", "bsp bfloat16", "bsp float16", "bsp int8", "bsp powersgd"),
-    *("average every 16", "diloco every 16", "easgd every 16", "downpour every 16"),
+    *(
+        "average every 16",
+        "diloco every 16",
+        "easgd every 16 overlap",
+        "downpour every 16 overlap",
+    ),
 ]
 
 

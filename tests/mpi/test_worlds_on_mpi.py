@@ -21,6 +21,13 @@ def test_long_buffers_travel_in_pieces(mpirun):
     assert "passed" in done.stdout
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_long_sums_between_nodes(mpirun, ranks):
+    done = mpirun(ranks, "piped_sum.py")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("DONE") == ranks
+
+
 @pytest.mark.parametrize("who", ["0", "1", "2", "all"])
 def test_an_exception_prints_once_names_rank_and_node_and_ends_all(mpirun, who):
     began = time.monotonic()

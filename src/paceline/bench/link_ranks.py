@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import torch
@@ -33,8 +33,13 @@ LOOK_EVERY = 32
 """Steps between two looks at the accuracy: a multiple of every rule's period, so that replicas have
 just met."""
 _VALIDATION_BATCH = 500
-_WARM_UP = 2
-"""Steps that do not count: in the first two, DDP arranges its buckets."""
+_WARM_UP = 18
+"""Steps that do not count: in the first two DDP arranges its buckets, and after 16 the rules that
+overlap have begun to."""
+
+_LOOKS, _LOOK_S, _QUIET_BYTES = 100, 0.2, 4096  # a network that is looked at is not quite idle
+
+Batch = tuple[torch.Tensor, torch.Tensor]
 
 _sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
@@ -55,11 +60,13 @@ CONTESTANTS = {
     "bsp int8": Contestant(BSP(wire="int8")),
     "bsp powersgd": Contestant(BSP(wire="powersgd")),
     "average every 16": Contestant(Average(every=16)),
-    "diloco every 16": Contestant(DiLoCo(every=16), partial(torch.optim.AdamW, lr=3e-4)),
-    "easgd every 16": Contestant(EASGD(every=16)),
+    "diloco every 16": Contestant(
+        DiLoCo(every=16), partial(torch.optim.AdamW, lr=3e-4, fused=True)
+    ),
+    "easgd every 16 overlap": Contestant(EASGD(every=16, overlap=True)),
     # The pushes of all workers add up, and asynchrony acts like momentum.
-    "downpour every 16": Contestant(
-        Downpour(push_every=16, pull_every=16), partial(torch.optim.SGD, lr=0.1)
+    "downpour every 16 overlap": Contestant(
+        Downpour(push_every=16, pull_every=16, overlap=True), partial(torch.optim.SGD, lr=0.1)
     ),
 }
 
@@ -89,11 +96,11 @@ def load_data(data_dir: str | None) -> tuple[Any, Any]:
 def _measure_speed(
     world: World, build: Callable[[], nn.Module], settings: dict[str, Any]
 ) -> dict[str, dict[str, float]]:
-    steps, sent = settings["steps"], dict.fromkeys(CONTESTANTS, 0)
+    steps = settings["steps"]
     batch = torch.rand(BATCH, 784), torch.randint(10, (BATCH,))
 
     def contest(name: str) -> float:
-        seconds, sent[name] = time_steps(world, CONTESTANTS[name], _seeded(build), batch, steps)
+        seconds = time_steps(world, CONTESTANTS[name], _seeded(build), batch, steps)
         say(world, f"  {name}: {steps * BATCH * world.size / seconds:.0f} samples/s")
         return seconds
 
@@ -102,32 +109,53 @@ def _measure_speed(
     return {
         name: {
             "samples_per_s": samples * world.size / seconds,
-            "bytes_per_sample": sent[name] / samples,
+            "bytes_per_sample": count_bytes(world, CONTESTANTS[name], _seeded(build), batch, steps)
+            / samples,
         }
         for name, seconds in best.items()
     }
 
 
 def time_steps(
-    world: World,
-    contestant: Contestant,
-    model: nn.Module,
-    batch: tuple[torch.Tensor, torch.Tensor],
-    steps: int,
-) -> tuple[float, int]:
-    """Seconds of so many steps, and the bytes that this host has sent meanwhile."""
+    world: World, contestant: Contestant, model: nn.Module, batch: Batch, steps: int
+) -> float:
+    """Seconds of so many steps, amidst others."""
     optimizer = contestant.make_optimizer(model.parameters())
     with in_pace(world, contestant.rule, model, optimizer) as module:
+        _take_steps(_WARM_UP, module, optimizer, batch)
+        return time_together(world, lambda: _take_steps(steps, module, optimizer, batch))
 
-        def work(times: int) -> None:
-            for _ in range(times):
-                take_step(module, optimizer, *batch)
 
-        work(_WARM_UP)
-        world.barrier()
-        before = bytes_sent()
-        seconds = time_together(world, lambda: work(steps))
-        return seconds, bytes_sent() - before
+def count_bytes(
+    world: World, contestant: Contestant, model: nn.Module, batch: Batch, steps: int
+) -> int:
+    """The bytes that this host sends for so many steps, until the last of them has left."""
+    optimizer = contestant.make_optimizer(model.parameters())
+    with in_pace(world, contestant.rule, model, optimizer) as module:
+        _take_steps(2, module, optimizer, batch)
+        before = _bytes_when_quiet(world)
+        _take_steps(steps, module, optimizer, batch)
+        return _bytes_when_quiet(world) - before
+
+
+def _take_steps(
+    times: int, module: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch
+) -> None:
+    for _ in range(times):
+        take_step(module, optimizer, *batch)
+
+
+def _bytes_when_quiet(world: World) -> int:
+    """The bytes sent so far, when neither host has sent much for a while."""
+    world.barrier()
+    before = -_QUIET_BYTES
+    for _ in range(_LOOKS):
+        now = bytes_sent()
+        if max(world.share(now - before)) < _QUIET_BYTES:
+            break
+        before = now
+        sleep(_LOOK_S)
+    return bytes_sent()
 
 
 @contextmanager

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from paceline.comm.nodes import Nodes, nodes_of
+from paceline.comm.piped_sum import PipedSum
 from paceline.comm.wire import Bytes, Codec, Feedback, make_codec
 from paceline.comm.world import World
-from paceline.vectors import Vector, aligned_zeros
+from paceline.vectors import Vector
 
 
 class VectorSum(Protocol):
@@ -25,22 +25,16 @@ class VectorSum(Protocol):
 class CodedSum:
     """Sums vectors of one size over all ranks, each message in the codec's format.
 
-    The vector is cut in one slice per rank. Every rank encodes its slices and sends each to its
-    owner; the owner adds them up in rank order, encodes the sum, and sends that to all. Every rank,
-    the owner too, takes the result from these bytes: so all hold the same, bit for bit. What
-    rounding loses goes into the next sum, both for what a rank gives and for the sum it owns.
+    Every rank takes the sums, its own one too, from what was sent: so all hold the same, bit for
+    bit. What rounding loses goes into the next sum, both for what a rank gives and for the sum of
+    the slice that it owns.
     """
 
     def __init__(self, world: World, codec: Codec, size: int, dtype: npt.DTypeLike) -> None:
-        self._world, self._codec = world, codec
-        share = -(-size // world.size)
-        share += -share % 4  # so that the scales of a format lie on whole words
-        edges = [min(size, share * rank) for rank in range(world.size + 1)]
-        self._parts = [slice(*pair) for pair in pairwise(edges)]
-        self._slot = codec.nbytes(share)
-        self._out: Bytes = aligned_zeros(world.size * self._slot, np.uint8)
-        self._in: Bytes = aligned_zeros(world.size * self._slot, np.uint8)
-        own = self._parts[world.rank]
+        self._codec = codec
+        self._pipe = PipedSum(world, dtype, self)
+        own = self._pipe.slices(size)[world.rank]
+        self._own_start = own.start
         self.given = Feedback(codec, size, dtype)
         """What this rank has still to give."""
         self.summed = Feedback(codec, own.stop - own.start, dtype)
@@ -48,25 +42,26 @@ class CodedSum:
 
     def all_reduce(self, vector: Vector) -> int:
         """Overwrite every rank's vector by the sum; the bytes that went to other ranks."""
-        world, codec = self._world, self._codec
-        if world.size == 1:
-            return 0
-        for rank, part in enumerate(self._parts):
-            self.given.encode(vector[part], self._of(rank, self._out), at=part.start)
-        world.all_to_all(self._out, self._in)
-        own = vector[self._parts[world.rank]]
-        codec.decode(self._of(0, self._in), own)
-        for rank in range(1, world.size):
-            codec.add(self._of(rank, self._in), own)
-        mine = self._of(0, self._out)
-        self.summed.encode(own, mine)
-        world.all_gather(mine, self._in)
-        for rank, part in enumerate(self._parts):
-            codec.decode(self._of(rank, self._in), vector[part])
-        return 2 * (world.size - 1) * self._slot
+        return self._pipe.all_reduce(vector)
 
-    def _of(self, rank: int, data: Bytes) -> Bytes:
-        return data[rank * self._slot : (rank + 1) * self._slot]
+    def nbytes(self, size: int) -> int:
+        return self._codec.nbytes(size)
+
+    def give(self, part: Vector, at: int, room: Bytes) -> Bytes:
+        self.given.encode(part, room, at)
+        return room[: self._codec.nbytes(part.size)]
+
+    def settle(self, own: Vector, at: int, room: Bytes) -> Bytes:
+        self.summed.encode(own, room, at - self._own_start)
+        message = room[: self._codec.nbytes(own.size)]
+        self._codec.decode(message, own)
+        return message
+
+    def read(self, message: Bytes, out: Vector) -> None:
+        self._codec.decode(message, out)
+
+    def add(self, message: Bytes, out: Vector) -> None:
+        self._codec.add(message, out)
 
 
 class FarSum:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NoReturn
 
 import mpi4py
@@ -18,6 +19,7 @@ from mpi4py import MPI  # noqa: E402
 
 from paceline.comm.memory import map_together  # noqa: E402
 from paceline.comm.node_sum import SMALL_BYTES, NodeSum  # noqa: E402
+from paceline.comm.piped_sum import LONG_BYTES, PipedSum  # noqa: E402
 from paceline.comm.waiting import LONGEST_S, wait_until  # noqa: E402
 from paceline.comm.world import (  # noqa: E402
     ANY_RANK,
@@ -27,7 +29,6 @@ from paceline.comm.world import (  # noqa: E402
     Received,
     T,
     check_buffer,
-    check_gathered,
     check_pieces,
 )
 from paceline.errors import WorldError  # noqa: E402
@@ -52,7 +53,8 @@ class MPIWorld:
         neighbours.Free()
         self.patience_s: float | None = None
         self._sums: NodeSum | None = None
-        self._sums_tried = False
+        self._sums_tried = self._pipes = False
+        self._pipe_of: dict[np.dtype[Any], PipedSum] = {}
         self.threads_may_talk: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
@@ -66,6 +68,9 @@ class MPIWorld:
             return
         sums = None if small else self._node_sums()
         if sums is not None and sums.all_reduce(buffer.reshape(-1)):
+            return
+        if self._pipes and buffer.nbytes >= LONG_BYTES:
+            self._pipe_for(buffer.dtype).all_reduce(buffer.reshape(-1))
             return
         for piece in _pieces(buffer, MAX_ELEMENTS):
             if self.patience_s is None:
@@ -89,16 +94,25 @@ class MPIWorld:
     def _node_sums(self) -> NodeSum | None:
         """How ranks that share nodes sum; None where no rank has a neighbour, or no memory.
 
+        Where no rank has one, long sums go in short messages, unless the network has better.
+
         Made when it is first needed, by all ranks together.
         """
         if not self._sums_tried:
             self._sums_tried = True
+            known = self.share((len(self.node_ranks), _has_fabric()))
+            shared = any(neighbours > 1 for neighbours, _ in known)
+            self._pipes = not shared and not any(fabric for _, fabric in known)
             try:
-                if max(self.share(len(self.node_ranks))) > 1:
-                    self._sums = NodeSum(self)
+                self._sums = NodeSum(self) if shared else None
             except WorldError:  # on all ranks
                 self._sums = None
         return self._sums
+
+    def _pipe_for(self, dtype: np.dtype[Any]) -> PipedSum:
+        if dtype not in self._pipe_of:
+            self._pipe_of[dtype] = PipedSum(self, dtype)
+        return self._pipe_of[dtype]
 
     def all_to_all(self, send: Buffer, receive: Buffer) -> None:
         check_pieces(send, receive, self.size)
@@ -113,20 +127,6 @@ class MPIWorld:
             piece = np.ascontiguousarray(outgoing[:, part])
             got = np.empty_like(piece)
             self._comm.Alltoall(piece, got)
-            incoming[:, part] = got
-
-    def all_gather(self, send: Buffer, receive: Buffer) -> None:
-        check_gathered(send, receive, self.size)
-        outgoing, incoming = send.reshape(-1), receive.reshape(self.size, -1)
-        if receive.size <= MAX_ELEMENTS:
-            if self.patience_s is None:
-                self._comm.Allgather(outgoing, incoming)
-            else:
-                self._await(self._comm.Iallgather(outgoing, incoming))
-            return
-        for part in _columns(outgoing.size, self.size):
-            got = np.empty_like(incoming[:, part], order="C")
-            self._comm.Allgather(outgoing[part], got)
             incoming[:, part] = got
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
@@ -244,6 +244,11 @@ def _columns(length: int, ranks: int) -> Iterator[slice]:
     width = max(MAX_ELEMENTS // ranks, 1)
     for at in range(0, length, width):
         yield slice(at, at + width)
+
+
+def _has_fabric() -> bool:
+    """Whether the node has a network that MPI drives better than we can: not just Ethernet."""
+    return any(any(Path("/sys/class", kind).glob("*")) for kind in ("infiniband", "cxi"))
 
 
 def _whole(buffer: Buffer) -> Buffer:

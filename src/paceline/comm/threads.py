@@ -29,7 +29,6 @@ from paceline.comm.world import (
     Received,
     T,
     check_buffer,
-    check_gathered,
     check_pieces,
 )
 from paceline.errors import WorldError
@@ -124,13 +123,6 @@ class ThreadWorld:
         pieces = receive.reshape(self.size, -1)
         for sender, theirs in enumerate(self._lend(send)):
             pieces[sender] = theirs.reshape(self.size, -1)[self.rank]
-        self.barrier()
-
-    def all_gather(self, send: Buffer, receive: Buffer) -> None:
-        check_gathered(send, receive, self.size)
-        pieces = receive.reshape(self.size, -1)
-        for sender, theirs in enumerate(self._lend(send)):
-            pieces[sender] = theirs.reshape(-1)
         self.barrier()
 
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:

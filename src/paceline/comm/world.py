@@ -87,9 +87,6 @@ class World(Protocol):
     def all_to_all(self, send: Buffer, receive: Buffer) -> None:
         """Piece i of `send` goes to rank i; piece j of `receive` came from rank j; all as long."""
 
-    def all_gather(self, send: Buffer, receive: Buffer) -> None:
-        """Overwrite every rank's `receive` by what all ranks send, in rank order."""
-
     def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
         """Send to one rank; the buffer may be used again on return."""
 
@@ -143,24 +140,10 @@ def check_buffer(buffer: Buffer) -> Buffer:
 
 def check_pieces(send: Buffer, receive: Buffer, size: int) -> None:
     """What `all_to_all` needs: as much goes as comes, in a piece for each rank."""
-    _check_alike(send, receive)
+    if check_buffer(send).dtype != check_buffer(receive).dtype:
+        raise TypeError(f"sends {send.dtype}, but receives {receive.dtype}")
     if send.size != receive.size or send.size % size:
         raise ValueError(
             f"{send.size} elements to send and {receive.size} to receive are not one equal piece "
             f"for each of {size} ranks"
         )
-
-
-def check_gathered(send: Buffer, receive: Buffer, size: int) -> None:
-    """What `all_gather` needs: room for the contributions of all ranks."""
-    _check_alike(send, receive)
-    if receive.size != send.size * size:
-        raise ValueError(
-            f"{size} ranks send {send.size} elements each, so the buffer to receive them needs "
-            f"{send.size * size}, not {receive.size}"
-        )
-
-
-def _check_alike(send: Buffer, receive: Buffer) -> None:
-    if check_buffer(send).dtype != check_buffer(receive).dtype:
-        raise TypeError(f"sends {send.dtype}, but receives {receive.dtype}")

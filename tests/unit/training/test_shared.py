@@ -238,14 +238,14 @@ def fit_on(tmp_path, nodes, share, **settings):
         result = trainer.fit()
         return weights(result.model), trainer._exchange
 
-    original = courier.Courier.finish
+    original = courier.Courier.hand_in_rest
 
-    def finish(self):
+    def hand_in_rest(self):
         early.append(self._handed_in)
         original(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(courier.Courier, "finish", finish)
+        patch.setattr(courier.Courier, "hand_in_rest", hand_in_rest)
         results = run_world(sum(map(len, nodes)), program, timeout_s=120)
     assert len({found.tobytes() for found, _ in results}) == 1
     return results[0][0], results[0][1], early

@@ -57,10 +57,10 @@ class Courier:
         self._buckets, self._take = buckets, take
         self._bucket_of = {at: n for n, bucket in enumerate(buckets) for at in bucket.entries}
         self._jobs: SimpleQueue[int | None] = SimpleQueue()
-        self._back = threading.Semaphore(0)
+        self._returns = threading.Semaphore(0)
         self._problem: BaseException | None = None
         self._missing: list[int] | None = None
-        self._handed_in = 0
+        self._handed_in = self._back = 0
         self._thread = threading.Thread(target=self._work, name="courier", daemon=True)
         if threaded:
             self._thread.start()
@@ -84,21 +84,29 @@ class Courier:
         while self._handed_in < len(self._buckets) and not self._missing[self._handed_in]:
             self._hand_in()
 
-    def finish(self) -> None:
-        """Hand in what is left, and wait until all buckets are summed."""
+    def hand_in_rest(self) -> None:
+        """All gradients are there that will come."""
         self._missing = None
-        threaded = self._thread.is_alive()
-        while self._handed_in < len(self._buckets):
-            if threaded:
+        if self._thread.is_alive():
+            while self._handed_in < len(self._buckets):
                 self._hand_in()
+
+    def wait_for(self, number: int) -> None:
+        """Return when this bucket is summed; all have been handed in."""
+        threaded = self._thread.is_alive()
+        while self._back <= number:
+            if threaded:
+                self._returns.acquire()
             else:
-                self._take(self._handed_in)
-                self._handed_in += 1
-        for _ in range(self._handed_in if threaded else 0):
-            self._back.acquire()
-        self._handed_in = 0
+                self._take(self._back)
+            self._back += 1
         if self._problem is not None:
             raise self._problem
+
+    def finish(self) -> None:
+        """Wait until all buckets are summed, and begin anew."""
+        self.wait_for(len(self._buckets) - 1)
+        self._handed_in = self._back = 0
 
     def close(self) -> None:
         """End the thread."""
@@ -117,4 +125,4 @@ class Courier:
                     self._take(number)
             except BaseException as error:  # told to the thread that trains
                 self._problem = error
-            self._back.release()
+            self._returns.release()

@@ -15,7 +15,7 @@ from paceline.comm.wire import make_codec
 from paceline.errors import TrainingError, WorldError
 from paceline.observe import Stopwatch
 from paceline.rules import BSP
-from paceline.rules.mean import add_up
+from paceline.rules.mean import add_up, weigh
 from paceline.training.exchange.courier import Bucket, Courier, cut_buckets
 from paceline.training.exchange.frame import Frame
 from paceline.training.exchange.gradients import GradientExchange
@@ -43,7 +43,8 @@ class SharedExchange:
     same slices of the other nodes, and lets the optimizer move them, chunk by chunk while they are
     in the cache, straight in the common parameters. Another barrier. So nothing is sent inside a
     node, the optimizer's work is divided, and a node keeps one copy of parameters and optimizer
-    state. Between nodes the vector goes in buckets, while backward still makes the later ones.
+    state. Between nodes the vector goes in buckets, while backward still makes the later ones, and
+    the optimizer steps on those that are back while others are on their way.
     """
 
     free, works = False, True
@@ -66,15 +67,19 @@ class SharedExchange:
         )
         self._summed: Vector = np.empty(0, layout.dtype)
         """The sums of this rank's pieces, where they must be known before the step."""
-        if far or frame.clip_norm is not None:
-            self._summed = np.zeros(sum(map(_length, self._pieces)), layout.dtype)
         ends = np.cumsum([*map(_length, self._pieces)]).tolist()
         self._starts = {
             piece.start: end - _length(piece)
             for piece, end in zip(self._pieces, ends, strict=True)
             if _length(piece)
         }
+        if far and self._neighbours.size == 1:  # a rank alone on its node sums in place
+            self._summed = self._room.gradients[0]
+            self._starts = {start: start for start in self._starts}
+        elif far or frame.clip_norm is not None:
+            self._summed = np.zeros(sum(map(_length, self._pieces)), layout.dtype)
         self._sums: list[CodedSum] | None = None
+        self._heads_across: World | None = None
         self._courier = self._make_courier(rule) if far else None
         self._weight_of: Callable[[], float] | None = None
         self._announced = False
@@ -119,13 +124,14 @@ class SharedExchange:
         head[FIELDS:] = present
         watch.lap("compute")
         if self._courier is not None:
-            self._courier.finish()
-            self._announced = False
-            self._rounds += 1
-            watch.lap("communication")
+            self._courier.hand_in_rest()
         self._neighbours.barrier()
         watch.lap("wait")
         totals = self._agree(watch)
+        if self._courier is not None:
+            self._courier.finish()
+            self._announced = False
+            self._rounds += 1
         self._neighbours.barrier()
         watch.lap("communication")
         if totals is None:
@@ -172,6 +178,9 @@ class SharedExchange:
     def _make_courier(self, rule: BSP) -> Courier:
         across = self._nodes.across
         if across is not None:
+            self._heads_across = across.split(0)  # heads travel beside the buckets
+            if self._world.threads_may_talk:
+                self._heads_across.patience_s = _COURIER_PATIENCE_S
             codec = make_codec(rule.wire, self._replica.layout.dtype)
             if codec is not None:
                 sizes, kind = map(_length, self._pieces), self._replica.layout.dtype
@@ -186,8 +195,11 @@ class SharedExchange:
         across, piece = self._nodes.across, self._pieces[number]
         if across is None or not _length(piece):
             return
-        total = self._sum_of(piece)
-        add_up([row[piece] for row in room.gradients], room.heads[:, WEIGHT].tolist(), out=total)
+        total, weights = self._sum_of(piece), room.heads[:, WEIGHT].tolist()
+        if len(weights) == 1:
+            weigh(total, weights[0], out=total)
+        else:
+            add_up([row[piece] for row in room.gradients], weights, out=total)
         if self._sums is None:
             across.all_reduce(total)
             self.bytes_sent += 2 * (across.size - 1) * total.nbytes // across.size
@@ -213,13 +225,13 @@ class SharedExchange:
         """Sum the heads and take the step; None on a rank that owns nothing and hears later."""
         totals = np.add.reduce(self._room.heads) if self._nodes.owns else None
         if totals is not None:
-            if self._nodes.across is not None:
-                self._nodes.across.all_reduce(totals)
+            if self._heads_across is not None:
+                self._heads_across.all_reduce(totals)
                 watch.lap("communication")
             if self._rank == 0:
                 self._room.told[:] = totals
             self._check_mark(totals)
-        self._step(totals)
+        self._step(totals, watch)
         watch.lap("compute")
         return totals
 
@@ -230,7 +242,7 @@ class SharedExchange:
                 "with each of its models"
             )
 
-    def _step(self, totals: Vector | None) -> None:
+    def _step(self, totals: Vector | None, watch: Stopwatch) -> None:
         weight = 0.0 if totals is None else float(totals[WEIGHT])
         weights = self._room.heads[:, WEIGHT].tolist()
 
@@ -239,6 +251,7 @@ class SharedExchange:
             self._rule.merge(out, weight, out=out)
 
         def from_the_sums(piece: slice, out: Vector) -> None:
+            self._wait_for(piece, watch)
             start = self._start_of(piece)
             self._rule.merge(self._summed[start : start + _length(piece)], weight, out=out)
 
@@ -247,6 +260,16 @@ class SharedExchange:
             fill = self._clip(fill, self._clip_norm)
         if totals is not None:
             self._step_on(totals, fill)
+
+    def _wait_for(self, piece: slice, watch: Stopwatch) -> None:
+        """Let the bucket come home that this part of the vector is in."""
+        assert self._courier is not None
+        number = next(
+            n for n, own in enumerate(self._pieces) if own.start <= piece.start < own.stop
+        )
+        watch.lap("compute")
+        self._courier.wait_for(number)
+        watch.lap("communication")
 
     def _step_on(self, totals: Vector, fill: Any) -> None:
         if totals[WEIGHT]:
@@ -262,8 +285,10 @@ class SharedExchange:
         for piece in self._pieces:
             if _length(piece):
                 fill(piece, self._sum_of(piece))
-        own = float(np.dot(self._summed, self._summed)) if self._nodes.owns else 0.0
-        self._room.heads[self._rank, SQUARES] = own
+        squares = np.array([np.dot(self._summed, self._summed) if self._nodes.owns else 0.0])
+        if self._heads_across is not None:  # elsewhere the same sum may have other last bits
+            self._heads_across.broadcast(squares)
+        self._room.heads[self._rank, SQUARES] = squares[0]
         self._neighbours.barrier()
         norm = float(np.sqrt(self._room.heads[:, SQUARES].sum()))
         factor = min(1.0, max_norm / (norm + 1e-6))  # as torch has it
