@@ -36,6 +36,8 @@ _LOOK_EVERY_S = 0.002
 _WARM_UP = 3
 """Steps before anything is timed: momentum is allocated in the first, DDP arranges its buckets
 after the first, and the allocator knows all sizes by the third."""
+_FEWEST_STEPS = 3
+"""In a round: ranks get out of step by chance, and one step alone would bear all of it."""
 _LONGEST_PERIOD = 50
 """Steps that a round may be made longer by, so that it holds a meeting of the rule."""
 _SHARE_OF_MEMORY = 0.8
@@ -165,7 +167,7 @@ def time_alone(world: World, learner: Learner, steps: int) -> float:
 def count_steps(world: World, learner: Learner, round_s: float) -> int:
     """Steps of a round that takes about so long without communication, the same on all ranks."""
     learner.train(_WARM_UP)
-    return max(1, round(round_s / time_steps(world, learner, _WARM_UP)))
+    return max(_FEWEST_STEPS, round(round_s / time_steps(world, learner, _WARM_UP)))
 
 
 @dataclass(frozen=True)

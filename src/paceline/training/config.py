@@ -117,6 +117,10 @@ class RunConfig(Section):
         return top | {"optimizer": _plain(named), "loss": _plain(self.loss)} | plain
 
 
+_MOST_VALUES = 10_000
+"""In a run file: far more than any has."""
+
+
 def read_config(*levels: Mapping[str, Any]) -> RunConfig:
     """One config from levels of settings, the later ones winning; all faults reported at once.
 
@@ -147,7 +151,7 @@ def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a YAML file."""
     try:
-        content = yaml.safe_load(path.read_text())
+        content = _load_yaml(path.read_text())
     except FileNotFoundError:
         raise ConfigError(f"run file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
@@ -162,6 +166,25 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
+def _load_yaml(text: str) -> Any:
+    """Plain values; a YAMLError for what would take for ever to walk through."""
+    try:
+        content = yaml.safe_load(text)
+    except RecursionError:
+        raise yaml.YAMLError("it is nested too deeply") from None
+    ahead, seen = [content], 0
+    while ahead:  # aliases may stand for more values than there are atoms, or for themselves
+        seen += 1
+        if seen > _MOST_VALUES:
+            raise yaml.YAMLError(f"with its aliases it has more than {_MOST_VALUES} values")
+        value = ahead.pop()
+        if isinstance(value, dict):
+            ahead.extend(value.values())
+        elif isinstance(value, list | tuple | set):
+            ahead.extend(value)
+    return content
+
+
 def read_assignment(text: str) -> dict[str, Any]:
     """`section.key=value` as nested settings; the value is read as YAML.
 
@@ -173,7 +196,7 @@ def read_assignment(text: str) -> dict[str, Any]:
     if not equals or not all(keys):
         raise ConfigError(f"--set {text!r} is not of the form section.key=value")
     try:
-        setting: Any = _number(yaml.safe_load(value))
+        setting: Any = _number(_load_yaml(value))
     except yaml.YAMLError:
         raise ConfigError(f"--set {path}: the value {value!r} is not valid YAML") from None
     for key in reversed(keys):

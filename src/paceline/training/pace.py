@@ -206,7 +206,7 @@ def keep_pace(
             "easgd and downpour have a setting of their own, rule.overlap"
         )
     loop = make_loop(model, optimizer)
-    frame = Frame(number=next_number(), clip_norm=clip_norm, share=share)
+    frame = Frame(number=next_number(world), clip_norm=clip_norm, share=share)
     pace = Pace(world, loop, rule, frame, overlap)
     end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
     others = _active.get()

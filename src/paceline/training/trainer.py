@@ -102,7 +102,7 @@ class Trainer:
         self.replica = build_replica(config, world)
         start_equal(world, self.replica)
         frame = Frame(
-            number=next_number(),
+            number=next_number(world),
             batches=self._batches_to_deal(train),
             seed=config.seed,
             clip_norm=config.clip_norm,

@@ -7,6 +7,11 @@ from paceline.rules import BSP
 from paceline.training.config import RunConfig, combine, read_assignment, read_config, read_yaml
 from paceline.training.schedules import Constant, Cosine
 
+EXPLODING = "a0: &a0 [1]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+"""Aliases that stand for a hundred billion values."""
+
 
 def test_defaults_are_a_whole_run():
     config = read_config()
@@ -113,6 +118,7 @@ def test_wrong_values_say_what_was_expected(settings, message):
         ("=3", "not of the form"),
         ("a..b=3", "not of the form"),
         ("epochs=[1", "not valid YAML"),
+        ("epochs=&a [*a]", "not valid YAML"),
     ],
 )
 def test_wrong_assignments_are_explained(text, message):
@@ -126,6 +132,9 @@ def test_wrong_assignments_are_explained(text, message):
         ("a: [1", "not valid YAML"),
         ("- 1\n", "holds a list"),
         ("model: !!python/object:os.system x", "not valid YAML"),
+        (EXPLODING, "more than 10000 values"),
+        ("a: &a [*a]", "more than 10000 values"),
+        ("a: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
     ],
 )
 def test_wrong_run_files_are_explained(tmp_path, content, message):

@@ -245,6 +245,23 @@ def test_ranks_in_different_blocks_are_told():
         run_world(2, program)
 
 
+def test_a_part_of_the_world_may_have_had_a_block_of_its_own():
+    """Else messages to the centre, told apart by the number of the block, would miss each other."""
+
+    def program(world):
+        part = world.split(int(world.rank == 0))
+        for place in (part, world) if world.rank else (world,):
+            model, optimizer = build()
+            rule = {"name": "easgd", "every": 1, "servers": 1}
+            with paceline.keep_pace(model, optimizer, rule, world=place) as pace:
+                if place.rank in pace.workers:
+                    model(torch.ones(1, 3)).sum().backward()
+                    optimizer.step()
+        return weights(model).tobytes()
+
+    assert len(set(run_world(4, program, timeout_s=30))) == 1
+
+
 def test_a_rank_that_accumulates_more_batches_weighs_more():
     x, y = (array[:12] for array in data())
 

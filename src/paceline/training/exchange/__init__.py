@@ -77,10 +77,14 @@ _NO_FRAME = Frame()
 _numbers: ContextVar[int] = ContextVar("numbers", default=0)
 
 
-def next_number() -> int:
-    """A number for the next exchange of this program; all ranks count alike."""
-    _numbers.set(_numbers.get() + 1)
-    return _numbers.get()
+def next_number(world: World) -> int:
+    """A number for the next exchange of this program, the same on all ranks of the world.
+
+    Some of them may have had more exchanges than others, in a part of the world.
+    """
+    number = max(world.share(_numbers.get())) + 1
+    _numbers.set(number)
+    return number
 
 
 def goes_freely(rule: Rule, world: World) -> bool:
