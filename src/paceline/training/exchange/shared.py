@@ -79,7 +79,9 @@ class SharedExchange:
         elif far or frame.clip_norm is not None:
             self._summed = np.zeros(sum(map(_length, self._pieces)), layout.dtype)
         self._sums: list[CodedSum] | None = None
-        self._heads_across: World | None = None
+        self._heads_across = self._nodes.beside
+        if self._heads_across is not None and world.threads_may_talk:
+            self._heads_across.patience_s = _COURIER_PATIENCE_S  # the courier is at work meanwhile
         self._courier = self._make_courier(rule) if far else None
         self._weight_of: Callable[[], float] | None = None
         self._announced = False
@@ -178,9 +180,6 @@ class SharedExchange:
     def _make_courier(self, rule: BSP) -> Courier:
         across = self._nodes.across
         if across is not None:
-            self._heads_across = across.split(0)  # heads travel beside the buckets
-            if self._world.threads_may_talk:
-                self._heads_across.patience_s = _COURIER_PATIENCE_S
             codec = make_codec(rule.wire, self._replica.layout.dtype)
             if codec is not None:
                 sizes, kind = map(_length, self._pieces), self._replica.layout.dtype
