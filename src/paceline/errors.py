@@ -31,3 +31,18 @@ class TrainingError(PacelineError):
 
 class OutputError(PacelineError):
     """Something a run leaves behind could not be written."""
+
+
+class CheckpointError(PacelineError):
+    """A checkpoint is damaged, missing or of another run."""
+
+
+class Interrupted(PacelineError):
+    """A run was asked to stop before its end, and has saved where it was.
+
+    `code` is what the process should exit with: 75 asks a scheduler to start the job again.
+    """
+
+    def __init__(self, message: str, code: int = 75) -> None:
+        super().__init__(message)
+        self.code = code

@@ -12,25 +12,31 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
+_LONGEST_TOLD = 500
+
 
 def load_function(spec: str) -> Callable[..., Any]:
     """Import what stands before the last colon and return the function named after it.
 
     A file is loaded under its stem, with its directory on `sys.path`, so that its siblings can be
     imported; loading it again returns the same module. A module is looked for in the current
-    directory first, as `python -m` does.
+    directory first, as `python -m` does. Text of any other form imports nothing: neither a web
+    address nor a drive's letter is a module.
     """
-    place, colon, name = spec.rpartition(":")
-    if not (colon and place and name):
+    place, _, name = spec.rpartition(":")
+    is_file = place.endswith(".py")
+    if not name.isidentifier() or not (is_file or _is_module_name(place)):
         raise ConfigError(
-            f"'{spec}' names no function; write file.py:function or package.module:function"
+            f"'{_cut(spec)}' names no function; write file.py:function or package.module:function"
         )
-    module = _load_file(place) if place.endswith(".py") else _load_module(place)
+    module = _load_file(place) if is_file else _load_module(place)
     try:
         found: Callable[..., Any] = getattr(module, name)
     except AttributeError:
         listed = ", ".join(_list_functions(module)) or "none"
         raise ConfigError(f"{place} has no function '{name}'; it has: {listed}") from None
+    except Exception as error:  # of a __getattr__ of the module's own
+        raise ConfigError(f"{spec} cannot be had: {describe_failure(error)}") from error
     if not callable(found):
         raise ConfigError(f"{spec} is a {type(found).__name__}, expected a function")
     return found
@@ -38,16 +44,37 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 def describe_failure(error: BaseException, file: str | None = None) -> str:
     """The cause in one line, with the line of the user's file in which it arose, if known."""
-    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:  # a user's exception whose own __str__ fails
+        text = type(error).__name__
+    text = _cut(" ".join(text.split()).removesuffix(":"))
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
     return f"{text} (line {lines[-1]})" if lines else text
 
 
-def _load_file(place: str) -> ModuleType:
-    path = Path(place).expanduser().resolve()
-    if not path.is_file():
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_TOLD else f"{text[:_LONGEST_TOLD]}..."
+
+
+def _is_module_name(place: str) -> bool:
+    return all(part.isidentifier() for part in place.split("."))
+
+
+def _find(place: str) -> Path:
+    try:
+        path = Path(place).expanduser().resolve()
+        there = path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:  # too long, forbidden, no such ~user
+        raise ConfigError(f"{_cut(place)} cannot be opened: {describe_failure(error)}") from error
+    if not there:
         raise ConfigError(f"there is no file {place} (looked for {path})")
+    return path
+
+
+def _load_file(place: str) -> ModuleType:
+    path = _find(place)
     name = path.stem
     loaded = sys.modules.get(name)
     if loaded is not None:
@@ -66,21 +93,27 @@ def _load_file(place: str) -> ModuleType:
     try:
         plan.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        del sys.modules[name]
+        sys.modules.pop(name, None)
         cause = describe_failure(error, str(path))
         raise ConfigError(f"{place} failed while it was imported: {cause}") from error
     return module
 
 
 def _load_module(name: str) -> ModuleType:
-    _put_first_on_path(Path.cwd())
+    try:
+        here = Path.cwd()
+    except OSError as error:
+        raise ConfigError(f"the current directory is gone: {describe_failure(error)}") from error
+    _put_first_on_path(here)
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(missing + ".")):
+            if name in (entry.name for entry in here.iterdir()):
+                raise ConfigError(f"{name} is no Python file; give it the ending .py") from None
             raise ConfigError(
-                f"there is no module '{missing}' on the path or in {Path.cwd()}; "
+                f"there is no module '{missing}' on the path or in {here}; "
                 "write file.py:function to name a file"
             ) from None
         cause = describe_failure(error, _find_file(name, error))

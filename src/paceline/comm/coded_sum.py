@@ -18,6 +18,10 @@ from paceline.vectors import Vector
 class VectorSum(Protocol):
     """A way to sum vectors of one size."""
 
+    @property
+    def carried(self) -> dict[str, Vector]:
+        """What goes over from one sum to the next: live arrays, to be saved and written back."""
+
     def all_reduce(self, vector: Vector) -> int:
         """Overwrite every rank's vector by the sum; the bytes that this rank sent."""
 
@@ -39,6 +43,10 @@ class CodedSum:
         """What this rank has still to give."""
         self.summed = Feedback(codec, own.stop - own.start, dtype)
         """What the sums of this rank's slice have still to get."""
+
+    @property
+    def carried(self) -> dict[str, Vector]:
+        return {"given": self.given.error, "summed": self.summed.error}
 
     def all_reduce(self, vector: Vector) -> int:
         """Overwrite every rank's vector by the sum; the bytes that went to other ranks."""
@@ -79,6 +87,10 @@ class FarSum:
         if nodes.across is not None:
             own = self._slices[nodes.neighbours.rank]
             self.far = CodedSum(nodes.across, codec, own.stop - own.start, dtype)
+
+    @property
+    def carried(self) -> dict[str, Vector]:
+        return self.far.carried if self.far is not None else {}
 
     def all_reduce(self, vector: Vector) -> int:
         """Overwrite every rank's vector by the sum; the bytes that went to other nodes."""

@@ -49,6 +49,11 @@ class PowerSum:
             (_place(entry), view) for entry, view in zip(whole, views[len(thin) :], strict=True)
         ]
 
+    @property
+    def carried(self) -> dict[str, Vector]:
+        """What goes over from one sum to the next: the errors, and Q."""
+        return {"error": self.error, "right": self._second}
+
     def all_reduce(self, vector: Vector) -> int:
         """Overwrite every rank's vector by the sum; the bytes that went to other ranks."""
         if self._world.size == 1:

@@ -5,6 +5,7 @@ from paceline.data.convert import as_source
 from paceline.data.dealing import Tickets, batches_per_epoch, dealt_batches
 from paceline.data.epochs import evaluation_batches, training_batches
 from paceline.data.files import open_data
+from paceline.data.legs import Leg
 from paceline.data.prefetch import prefetched
 from paceline.data.shards import Plan, Shard, epoch_order, plan_steps
 from paceline.data.sources import ArraySource, DatasetSource, Source
@@ -14,6 +15,7 @@ __all__ = [
     "ArraySource",
     "Batch",
     "DatasetSource",
+    "Leg",
     "Plan",
     "Shard",
     "Source",

@@ -40,6 +40,7 @@ class Tickets:
         # the same thread is in one of these methods.
         self._changed = Condition()
         self._granted: deque[range] = deque()
+        self._open: deque[range] = deque()
         self._outstanding = 0
         self._ended = False
 
@@ -48,6 +49,11 @@ class Tickets:
         """How many batches are granted and not yet handed over to training."""
         with self._changed:
             return self._outstanding
+
+    def numbers(self) -> list[int]:
+        """The batches that are granted and not yet handed over to training."""
+        with self._changed:
+            return [number for numbers in self._open for number in numbers]
 
     def grant(self, first: int, last: int) -> None:
         """Allow the batches from `first` up to, but not including, `last`."""
@@ -58,6 +64,7 @@ class Tickets:
                 raise AssertionError(f"tickets {first} to {last} granted after the end")
             if first < last:
                 self._granted.append(range(first, last))
+                self._open.append(range(first, last))
                 self._outstanding += last - first
                 self._changed.notify_all()
 
@@ -71,6 +78,7 @@ class Tickets:
         """End, and forget what is granted, even batches that are prepared already."""
         with self._changed:
             self._granted.clear()
+            self._open.clear()
             self._outstanding = 0
             self.end()
 
@@ -104,6 +112,9 @@ class Tickets:
             if not self._outstanding:
                 return False
             self._outstanding -= 1
+            numbers = self._open.popleft()
+            if len(numbers) > 1:
+                self._open.appendleft(numbers[1:])
             return True
 
 

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 
 from paceline.data.batch import Batch
+from paceline.data.legs import Leg, check_leg
 from paceline.data.prefetch import prefetched
 from paceline.data.shards import (
     Shard,
     check_batch_size,
-    check_enough,
     deal,
     epoch_order,
-    off_boundary,
-    plan_steps,
     smallest_step,
 )
 from paceline.data.sources import Source
@@ -33,26 +31,28 @@ def training_batches(
     seed: int = 0,
     epoch: int = 0,
     shuffle: bool = True,
-    start: int = 0,
+    leg: Leg | None = None,
+    taken: int = 0,
     prefetch: int | None = None,
 ) -> Iterator[Batch]:
     """This rank's batches of this epoch; every rank gets the same number of them.
 
-    Over all ranks every sample comes exactly once. `start` is what the world has already
-    consumed of the epoch and must lie between two steps. `prefetch` is how many batches a
-    background thread prepares ahead; None leaves it to the source, 0 starts no thread. A stream
-    keeps its own order, whatever `shuffle` says.
+    Over all ranks every sample comes exactly once. Of an epoch that was interrupted, `leg` is what
+    was left of it (then a rank may get none), and `taken` how many of its batches in this leg this
+    rank has had. `prefetch` is how many batches a background thread prepares ahead; None leaves it
+    to the source, 0 starts no thread. A stream keeps its own order, whatever `shuffle` says.
     """
     check_batch_size(batch_size)
+    leg = leg or Leg(shard.size, batch_size)
     if isinstance(source, Stream):
         stream = source
-        return _fetch(source, lambda: _deal_stream(stream, shard, batch_size, start), prefetch)
-    plan = plan_steps(len(source), shard.size, batch_size)
-    first = plan.step_at(start)
+        return _fetch(source, lambda: _deal_stream(stream, shard, leg, taken), prefetch)
+    check_leg(leg, shard, len(source))
+    plan = leg.plan(len(source))
 
     def batches() -> Iterator[Batch]:
-        order = epoch_order(len(source), seed, epoch, shuffle)
-        for step in range(first, len(plan)):
+        order = leg.pick(epoch_order(len(source), seed, epoch, shuffle))
+        for step in range(taken, leg.batches(len(source), shard.rank)):
             begin, end = plan.bounds(step, shard.rank)
             yield source.take(order[begin:end])
 
@@ -87,35 +87,38 @@ def _fetch(
     return prefetched(batches, prefetch)
 
 
-def _deal_stream(stream: Stream, shard: Shard, batch_size: int, start: int) -> Iterator[Batch]:
+def _deal_stream(stream: Stream, shard: Shard, leg: Leg, taken: int) -> Iterator[Batch]:
     """Deal the stream step by step, one step read ahead, as the last remainder may join it."""
-    world_batch = shard.size * batch_size
+    world_batch = shard.size * leg.batch_size
     samples = stream.samples()
-    smallest = smallest_step(shard.size, batch_size)
-    held = _enter(samples, start, shard.size, world_batch, smallest)
-    first = start
+    smallest = smallest_step(shard.size, leg.batch_size)
+    first = leg.enter_stream(taken)
+    _skip(samples, first, stream)
+    held = list(islice(samples, world_batch))
+    if not first:
+        check_leg(leg, shard, len(held))
     while held:
         ahead = list(islice(samples, world_batch))
         if 0 < len(ahead) < smallest:
             held, ahead = held + ahead, []
-        begin, end = deal(len(held), shard.rank, shard.size)
+        few = first > 0 and len(held) < smallest  # the rest of an interrupted epoch
+        sharers = max(1, len(held) // 2) if few else shard.size
+        if shard.rank >= sharers:
+            return
+        begin, end = deal(len(held), shard.rank, sharers)
         yield stream.collate(held[begin:end], np.arange(first + begin, first + end))
         first += len(held)
         held = ahead
 
 
-def _enter(
-    samples: Iterator[Any], start: int, size: int, world_batch: int, smallest: int
-) -> list[Any]:
-    """Skip what is consumed and read the first step after it."""
-    skipped = sum(1 for _ in islice(samples, start))
-    held = list(islice(samples, world_batch))
-    if start == 0:
-        check_enough(len(held), size)
-    # An odd start is right only at the very end, after a step that a remainder has joined.
-    elif skipped < start or (held and (start % world_batch or len(held) < smallest)):
-        raise off_boundary(start, world_batch)
-    return held
+def _skip(samples: Iterator[Any], count: int, stream: Stream) -> None:
+    """Pass over what the run has had before it was interrupted."""
+    skipped = sum(1 for _ in islice(samples, count))
+    if skipped < count:
+        raise DataError(
+            f"{stream.name} ended after {skipped} samples, and {count} were trained on before the "
+            "run was interrupted; it must give the same samples again"
+        )
 
 
 def _take_turns(stream: Stream, shard: Shard, batch_size: int) -> Iterator[Batch]:

@@ -39,6 +39,8 @@ class Plan:
     batch_size: int
     least: int | None = None
     """Samples that make a last step of their own, if not as usual."""
+    sharers: int | None = None
+    """Ranks that get samples, if there are too few for all."""
 
     @property
     def world_batch(self) -> int:
@@ -62,17 +64,11 @@ class Plan:
     def bounds(self, step: int, rank: int) -> tuple[int, int]:
         """Where the rank's part of the step begins and ends in the epoch's order."""
         first, last = self.span(step)
-        begin, end = deal(last - first, rank, self.size)
+        sharers = self.size if self.sharers is None else self.sharers
+        if rank >= sharers:
+            return last, last
+        begin, end = deal(last - first, rank, sharers)
         return first + begin, first + end
-
-    def step_at(self, consumed: int) -> int:
-        """The step that comes when the world has consumed so many samples of the epoch."""
-        if consumed == self.samples:
-            return len(self)
-        step, inside = divmod(consumed, self.world_batch)
-        if inside or not 0 <= step < len(self):
-            raise off_boundary(consumed, self.world_batch)
-        return step
 
 
 def plan_steps(samples: int, size: int, batch_size: int) -> Plan:
@@ -128,11 +124,3 @@ def check_enough(samples: int, size: int) -> None:
         raise DataError(
             f"{size} ranks but only {samples} training {noun}; start at most {samples} {ranks}"
         )
-
-
-def off_boundary(consumed: int, world_batch: int) -> DataError:
-    """The error for a place in the epoch that lies within a step."""
-    return DataError(
-        f"an epoch cannot be entered after {consumed} samples; "
-        f"its steps begin at multiples of {world_batch}, and the last may be longer"
-    )

@@ -23,6 +23,8 @@ ADAPTERS = {
 __all__ = [
     "ADAPTERS",
     "Replica",
+    "accept_generator_states",
+    "generator_states",
     "is_model",
     "limit_threads",
     "loaded_frameworks",
@@ -79,6 +81,30 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
+
+
+def generator_states() -> dict[str, Any]:
+    """Where these random numbers are, as nested dicts of arrays and plain values."""
+    version, numbers, ahead = random.getstate()
+    of_numpy = np.random.get_state(legacy=False)
+    assert isinstance(of_numpy, dict)
+    states: dict[str, Any] = {
+        "python": {"version": version, "numbers": np.array(numbers, np.uint64), "ahead": ahead},
+        "numpy": {**of_numpy, "state": dict(of_numpy["state"])},
+    }
+    if "torch" in sys.modules:
+        states["torch"] = {"bytes": sys.modules["torch"].get_rng_state().numpy().copy()}
+    return states
+
+
+def accept_generator_states(states: dict[str, Any]) -> None:
+    """Go on with random numbers where `generator_states` was."""
+    own = states["python"]
+    random.setstate((own["version"], tuple(map(int, own["numbers"])), own["ahead"]))
+    np.random.set_state(states["numpy"])
+    if "torch" in states and "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        torch.set_rng_state(torch.from_numpy(np.array(states["torch"]["bytes"], np.uint8)))
 
 
 def limit_threads(threads: int) -> None:

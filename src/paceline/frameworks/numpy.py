@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.frameworks.replica import BatchLike
-from paceline.vectors import Layout, Vector, checksum
+from paceline.vectors import Layout, Vector, checksum, is_finite
 
 Arrays = Mapping[str, Vector]
 LossAndGradients = Callable[[Arrays, BatchLike], tuple[float, Arrays]]
@@ -59,6 +59,9 @@ class NumpyReplica:
     def clear_gradients(self) -> None:
         self._gradient[:] = 0.0
 
+    def gradients_are_finite(self) -> bool:
+        return is_finite(self._gradient)
+
     def collect_gradients(self) -> tuple[Vector, Vector]:
         return self._gradient, self._present
 
@@ -105,6 +108,12 @@ class NumpyReplica:
     def describe_optimizer(self) -> str:
         settings = f"lr={self._base_rate}, momentum={self._momentum}"
         return f"SGD({settings}) with state {checksum(self._velocity):08x}"
+
+    def optimizer_state(self) -> dict[str, Any]:
+        return {"velocity": self._velocity.copy()}
+
+    def accept_optimizer_state(self, state: dict[str, Any]) -> None:
+        self._velocity[:] = state["velocity"]
 
     def save(self, path: Path) -> Path:
         arrays: dict[str, Any] = dict(self.arrays)

@@ -48,6 +48,9 @@ class Replica(Protocol):
     def clear_gradients(self) -> None:
         """Forget the gradients: this worker has no samples in this step."""
 
+    def gradients_are_finite(self) -> bool:
+        """Whether no gradient is infinite or not a number."""
+
     def collect_gradients(self) -> tuple[Vector, Vector]:
         """The gradients as one vector, and for each parameter 1 or 0: it has one, or none."""
 
@@ -83,6 +86,13 @@ class Replica(Protocol):
 
     def describe_optimizer(self) -> str:
         """Kind, settings and a hash of its state, the same on all ranks that start equal."""
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """What the optimizer has gathered, for a checkpoint: nested dicts of arrays and plain
+        values; the arrays are copies."""
+
+    def accept_optimizer_state(self, state: dict[str, Any]) -> None:
+        """Go on with what `optimizer_state` once gave."""
 
     def save(self, path: Path) -> Path:
         """Write the plain model beside `path`, with the framework's own suffix."""

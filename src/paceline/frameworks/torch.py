@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,8 +49,10 @@ class TorchReplica(TorchVectors):
             self.clear_gradients()
         self._resume_training()
         _, _, loss = self._forward(batch)
-        (loss * weight if weight != 1.0 else loss).backward()
-        return float(loss.item())
+        value = float(loss.item())
+        if math.isfinite(value):  # else nothing good could come of it
+            (loss * weight if weight != 1.0 else loss).backward()
+        return value
 
     def apply(self) -> None:
         self.optimizer.step()

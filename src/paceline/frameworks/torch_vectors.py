@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.parameter import UninitializedParameter
 
 from paceline.errors import ReplicaError, TrainingError
+from paceline.frameworks.torch_packing import pack_optimizer, unpack_optimizer
 from paceline.frameworks.torch_slices import SliceOptimizer, divides, what_is_kept
 from paceline.vectors import Layout, Vector, checksum
 
@@ -94,6 +96,19 @@ class TorchVectors:
         which saves a pass for zeroing and one for adding."""
         for parameter in self._trained:
             parameter.grad = None
+
+    def gradients_are_finite(self) -> bool:
+        """Whether no gradient is infinite or not a number."""
+        gradients = [
+            p.grad.coalesce().values() if p.grad.is_sparse else p.grad
+            for p in self._trained
+            if p.grad is not None and p.grad.numel()
+        ]
+        if not gradients:
+            return True
+        total = torch.stack([n.to(torch.float64) for n in torch._foreach_norm(gradients)]).sum()
+        # The norm of finite numbers may be too large for their type.
+        return bool(torch.isfinite(total)) or all(bool(torch.isfinite(g).all()) for g in gradients)
 
     def collect_gradients(self) -> tuple[Vector, Vector]:
         targets, sources = [], []
@@ -180,6 +195,13 @@ class TorchVectors:
                 handle.remove()
 
         return end
+
+    def optimizer_state(self) -> dict[str, Any]:
+        """The optimizer's own state_dict; of ranks that share it, that of all slices."""
+        return pack_optimizer(self.optimizer.state_dict())
+
+    def accept_optimizer_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(unpack_optimizer(state, self.optimizer))
 
     def buffers(self) -> Vector:
         for view, place in zip(self._buffer_views, self._buffers, strict=True):

@@ -18,9 +18,11 @@ class Stopwatch:
     True
     """
 
-    __slots__ = ("_last", "communication", "compute", "data", "wait")
+    __slots__ = ("_last", "communication", "compute", "data", "laps", "wait")
 
     def __init__(self) -> None:
+        self.laps = 0
+        """How many there were: it grows while the loop gets on."""
         self.compute = self.wait = self.communication = self.data = 0.0
         self._last = perf_counter()
 
@@ -34,11 +36,21 @@ class Stopwatch:
         now = perf_counter()
         seconds = now - self._last
         self._last = now
+        self.laps += 1
         setattr(self, bucket, getattr(self, bucket) + seconds)
         return seconds
 
+    def peek(self) -> TimeSplit:
+        """Return the buckets."""
+        return TimeSplit(self.compute, self.wait, self.communication, self.data)
+
+    def put_back(self, split: TimeSplit) -> None:
+        """Go on from these."""
+        self.compute, self.wait = split.compute, split.wait
+        self.communication, self.data = split.communication, split.data
+
     def take(self) -> TimeSplit:
         """Return the buckets and empty them; the lap that is under way goes on."""
-        split = TimeSplit(self.compute, self.wait, self.communication, self.data)
+        split = self.peek()
         self.compute = self.wait = self.communication = self.data = 0.0
         return split

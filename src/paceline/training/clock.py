@@ -27,6 +27,11 @@ class Clock:
         self.samples += samples
         self.samples_in_epoch += samples
 
+    def catch_up(self, samples: int) -> None:
+        """The world was further than was known."""
+        self.samples += samples
+        self.samples_in_epoch += samples
+
     def locate(self, samples: int) -> None:
         """One step of this worker, after which the world has consumed that many in all."""
         self.step += 1

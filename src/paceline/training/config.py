@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from paceline.errors import ConfigError
+from paceline.functions import describe_failure
 from paceline.rules import Rule, make_rule
+from paceline.rules.period import Period
+from paceline.training.run_file import MOST_BYTES, load_yaml, show
 from paceline.training.schedules import Constant, Cosine, Schedule, Step
-from paceline.training.stopping import StopConfig
+from paceline.training.stopping import StopConfig, parse_target
 
 SHORTHANDS = ("rule", "optimizer", "schedule")
 """Sections that may be given by their name alone: `rule: bsp` is `rule: {name: bsp}`."""
@@ -84,6 +95,22 @@ class RunConfig(Section):
     validate_every: int = Field(1, ge=1)
     """Epochs between validations."""
     stop: StopConfig = StopConfig()
+    checkpoint_every: int | str | None = None
+    """epoch, a number of steps, or a time as "10m"; by default only who is told to end saves."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """How many of them are kept, the newest."""
+    resume: str | None = None
+    """auto: go on from the newest checkpoint, if there is one; or the directory of a run."""
+    max_time: str | None = None
+    """Save and end after that time, as "90m"; the exit code is 75."""
+    max_rejected: int = Field(10, ge=0)
+    """Batches that a rank may reject, for a loss or gradients that are not finite."""
+    check_replicas: int | None = Field(None, ge=1)
+    """Steps between two comparisons of the replicas, where the rule keeps them equal."""
+    stall_warning_s: float = Field(30.0, gt=0)
+    """Say who is waited for when nothing has moved for so long."""
+    stall_timeout_s: float = Field(600.0, gt=0)
+    """And end the run after that."""
     run_dir: str | None = None
     threads: int | None = Field(None, ge=1)
     """Threads per rank; by default the cores of the node divided by its ranks."""
@@ -96,6 +123,13 @@ class RunConfig(Section):
     def read_progress(cls, value: Any) -> Any:
         return "off" if value is False else value  # YAML reads off as false
 
+    @field_validator("checkpoint_every", "max_time", mode="after")
+    @classmethod
+    def read_period(cls, value: int | str | None, info: ValidationInfo) -> int | str | None:
+        if value is not None:
+            _check_period(value, only_time=info.field_name == "max_time")
+        return value
+
     @field_validator("rule", mode="before")
     @classmethod
     def read_rule(cls, value: Any) -> Rule:
@@ -103,11 +137,13 @@ class RunConfig(Section):
             return make_rule(value)
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        except (TypeError, ValueError, ArithmeticError) as error:  # a name that is a list, ...
+            raise ValueError(f"rule is {show(value)}: {describe_failure(error)}") from error
 
     def describe(self) -> dict[str, Any]:
         """The settings as plain values, for config.yaml; without its own place, so that the file
         can be run again."""
-        apart = {"rule", "model", "data", "optimizer", "loss", "run_dir"}
+        apart = {"rule", "model", "data", "optimizer", "loss", "run_dir", "resume"}
         plain = self.model_dump(exclude=apart)
         data = {key: _plain(getattr(self.data, key)) for key in DataConfig.model_fields}
         optimizer = self.optimizer
@@ -115,10 +151,6 @@ class RunConfig(Section):
         rule = {"name": self.rule.name, **vars(self.rule)}
         top = {"model": _plain(self.model), "data": data, "rule": rule}
         return top | {"optimizer": _plain(named), "loss": _plain(self.loss)} | plain
-
-
-_MOST_VALUES = 10_000
-"""In a run file: far more than any has."""
 
 
 def read_config(*levels: Mapping[str, Any]) -> RunConfig:
@@ -129,15 +161,30 @@ def read_config(*levels: Mapping[str, Any]) -> RunConfig:
     """
     merged: dict[str, Any] = {}
     for level in levels:
+        _refuse_odd_keys(level)
         merged = _merge(merged, _spelt_out(level), forget=True)
     schedule = merged.get("schedule")
     if isinstance(schedule, dict):
         schedule.setdefault("name", "constant")
     try:
-        return RunConfig(**merged)
+        config = RunConfig(**merged)
+        faults = list(_endless("", config))
     except ValidationError as error:
         faults = [_explain(fault) for fault in _relevant(error.errors())]
-        raise ConfigError("; ".join(dict.fromkeys(faults))) from None
+    if faults:
+        raise ConfigError("; ".join(dict.fromkeys(faults)))
+    return config
+
+
+def _check_period(value: int | str, only_time: bool) -> None:
+    try:
+        period = Period.parse(value)
+    except ConfigError:
+        period = None
+    if only_time and (period is None or period.seconds is None):
+        raise ValueError('a time as "90m"')
+    if period is None:
+        raise ValueError('epoch, a number of steps, or a time as "10m"')
 
 
 def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,37 +198,18 @@ def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a YAML file."""
     try:
-        content = _load_yaml(path.read_text())
+        with path.open("rb") as file:
+            content = load_yaml(file.read(MOST_BYTES + 1).decode())
     except FileNotFoundError:
         raise ConfigError(f"run file {path} does not exist") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"run file {path} cannot be read: {error}") from None
     except yaml.YAMLError as error:
-        place = " ".join(str(error).split())
-        raise ConfigError(f"run file {path} is not valid YAML: {place}") from None
+        raise ConfigError(f"run file {path} is not valid YAML: {_one_line(error)}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"run file {path} holds a {type(content).__name__}, expected settings")
-    return content
-
-
-def _load_yaml(text: str) -> Any:
-    """Plain values; a YAMLError for what would take for ever to walk through."""
-    try:
-        content = yaml.safe_load(text)
-    except RecursionError:
-        raise yaml.YAMLError("it is nested too deeply") from None
-    ahead, seen = [content], 0
-    while ahead:  # aliases may stand for more values than there are atoms, or for themselves
-        seen += 1
-        if seen > _MOST_VALUES:
-            raise yaml.YAMLError(f"with its aliases it has more than {_MOST_VALUES} values")
-        value = ahead.pop()
-        if isinstance(value, dict):
-            ahead.extend(value.values())
-        elif isinstance(value, list | tuple | set):
-            ahead.extend(value)
     return content
 
 
@@ -194,14 +222,63 @@ def read_assignment(text: str) -> dict[str, Any]:
     path, equals, value = text.partition("=")
     keys = [key.strip() for key in path.split(".")]
     if not equals or not all(keys):
-        raise ConfigError(f"--set {text!r} is not of the form section.key=value")
+        raise ConfigError(f"--set {show(text)} is not of the form section.key=value")
     try:
-        setting: Any = _number(_load_yaml(value))
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {path}: the value {value!r} is not valid YAML") from None
+        setting: Any = _number(load_yaml(value))
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"--set {_named(path)}: the value {show(value)} is not valid YAML: {_one_line(error)}"
+        ) from None
     for key in reversed(keys):
         setting = {key: setting}
     return dict(setting)
+
+
+def _refuse_odd_keys(level: Mapping[str, Any]) -> None:
+    """YAML reads `on` and `1` as other things than text, and Python has no keyword for them."""
+    sections = [("", level), *((key, value) for key, value in level.items())]
+    for section, settings in sections:
+        for key in settings if isinstance(settings, Mapping) else ():
+            if not isinstance(key, str):
+                place = f" in {section}" if section else ""
+                raise ConfigError(
+                    f"the key {show(key)}{place} is a {type(key).__name__}, expected a name"
+                )
+
+
+def _endless(name: str, value: Any) -> Iterator[str]:
+    """What is wrong with numbers that are none, or beyond all use. What they are for may differ
+    from rule to rule and from optimizer to optimizer: none works with these."""
+    if name in _NOT_SETTINGS:
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        yield f"{name} is {value}, expected: a finite number"
+    elif isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        yield f"{name} is {show(value)}, expected: a number below 2**63"
+    for key, item in _items(value):
+        yield from _endless(f"{name}.{key}" if name else key, item)
+
+
+_NOT_SETTINGS = ("model", "loss", "data.train", "data.validation")
+"""Those that may be the thing itself, with numbers of its own."""
+_TOO_LARGE = 2**63
+
+
+def _items(value: Any) -> list[tuple[str, Any]]:
+    """The settings within a section, or the values within a setting."""
+    if isinstance(value, OptimizerConfig):
+        return list(value.settings().items())
+    if isinstance(value, StopConfig) and value.target is not None:
+        return [*value, ("target", parse_target(value.target)[2])]
+    if isinstance(value, BaseModel):
+        return list(value)
+    if isinstance(value, Rule):
+        return list(vars(value).items())
+    if isinstance(value, dict):
+        return [(str(key), item) for key, item in value.items()]
+    if isinstance(value, tuple | list):
+        return [(str(place), item) for place, item in enumerate(value)]
+    return []
 
 
 def _spelt_out(layer: Mapping[str, Any]) -> dict[str, Any]:
@@ -269,13 +346,14 @@ _ELSEWHERE = {"lr": "optimizer.lr", "momentum": "optimizer.momentum"} | {
 
 def _relevant(faults: list[Any]) -> list[Any]:
     """Of an optimizer that is neither settings nor a function, what is wrong with the settings."""
-    named = {fault["loc"][0] for fault in faults if fault["loc"][-1] != "callable"}
-    return [f for f in faults if f["loc"][-1] != "callable" or f["loc"][0] not in named]
+    named = {fault["loc"][:1] for fault in faults if fault["loc"][-1:] != ("callable",)}
+    return [f for f in faults if f["loc"][-1:] != ("callable",) or f["loc"][:1] not in named]
 
 
 def _explain(fault: Any) -> str:
     """One sentence: which key, what it is, what was expected."""
-    place = [str(part) for part in fault["loc"] if part not in ("OptimizerConfig", "callable")]
+    kinds = ("OptimizerConfig", "callable", *(["str"] if fault["loc"][:1] == ("loss",) else []))
+    place = [str(part) for part in fault["loc"] if part not in kinds]
     section = next((_SECTIONS[part] for part in reversed(place[:-1]) if part in _SECTIONS), None)
     name = ".".join(part for part in place if part not in ("constant", "step", "cosine"))
     if fault["type"] == "extra_forbidden":
@@ -285,18 +363,29 @@ def _explain(fault: Any) -> str:
         hint = f"did you mean {prefix + '.' if prefix else ''}{near[0]}? " if near else ""
         if name in _ELSEWHERE:
             hint = f"did you mean {_ELSEWHERE[name]}? "
-        return f"{name} is not a setting; {hint}(valid here: {', '.join(valid)})"
+        return f"{_named(name)} is not a setting; {hint}(valid here: {', '.join(valid)})"
     if place == ["optimizer"]:
         return (
             f"optimizer is a {type(fault['input']).__name__}, expected a name, settings "
             "({name: ..., lr: ...}) or a function of the parameters"
         )
     if fault["type"] == "union_tag_invalid":
-        return f"{name}.name is {fault['ctx']['tag']!r}, expected constant, step or cosine"
+        return f"{name}.name is {show(fault['ctx']['tag'])}, expected constant, step or cosine"
     message = fault["msg"].removeprefix("Value error, ")
     if message.startswith(("rule", "stop.")):
-        return str(message)
-    return f"{name} is {fault['input']!r}, expected: {_expectation(message)}"
+        return _one_line(message)
+    return f"{_named(name)} is {show(fault['input'])}, expected: {_expectation(message)}"
+
+
+def _named(key: str) -> str:
+    """A key as it is, unless it would spoil the message."""
+    return key if key.isprintable() and len(key) <= 100 else show(key)
+
+
+def _one_line(text: Any) -> str:
+    """Not much longer than the longest of our own messages."""
+    words = " ".join(str(text).split())
+    return words if len(words) <= 1000 else f"{words[:1000]}..."
 
 
 def _expectation(message: str) -> str:

@@ -1,13 +1,16 @@
-"""The data sets of a run: opened on every rank, fetched by one."""
+"""The data sets of a run: opened on every rank, fetched by one, and compared."""
 
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from paceline.comm import World
 from paceline.data import Stream, as_source, mnist, open_data
-from paceline.errors import ConfigError, DataError
+from paceline.data.fingerprint import describe_arrays, sum_samples
+from paceline.errors import ConfigError, DataError, PacelineError
+from paceline.functions import describe_failure
 from paceline.training.config import DataConfig, RunConfig
 from paceline.training.once import once
 
@@ -17,21 +20,22 @@ BUILT_IN = ("digits", "mnist")
 def open_datasets(config: RunConfig, world: World) -> tuple[Any, Any]:
     """Training and validation source; the second is None if there is nothing to validate on."""
     data = config.data
-    train = data.train if data.train is not None else _default_data(config)
+    train = data.train
+    if train is None:  # what is at hand may differ from node to node
+        train = once(world, lambda: _default_data(config))
     validation = data.validation
     if validation is None and isinstance(train, str) and train in BUILT_IN:
         validation = train
     _check_used(config, (train, validation))
     if "mnist" in [spec for spec in (train, validation) if isinstance(spec, str)]:
         once(world, lambda: _provide_mnist(data.dir))
-    opened = _open(config, train, "train")
+    opened = _open_everywhere(world, lambda: _open(config, train, "train"), "training")
     _check_schedule(config, opened)
-    _compare(world, opened, "training")
     if validation is None:
         return opened, None
-    held_out = _open(config, validation, "validation")
-    _compare(world, held_out, "validation")
-    return opened, held_out
+    return opened, _open_everywhere(
+        world, lambda: _open(config, validation, "validation"), "validation"
+    )
 
 
 def _default_data(config: RunConfig) -> str:
@@ -83,15 +87,60 @@ def _check_schedule(config: RunConfig, train: Any) -> None:
         )
 
 
-def _compare(world: World, source: Any, part: str) -> None:
+class _Facts(NamedTuple):
+    """What of its data a rank tells the others: equal on all of them."""
+
+    node: str
+    length: int | None = None
+    arrays: str | None = None
+    checksum: int | None = None
+    failure: tuple[type[PacelineError], str] | None = None
+
+
+def _open_everywhere(world: World, open_here: Callable[[], Any], part: str) -> Any:
+    """Open on every rank and compare, or fail on every rank: none waits for one that could not."""
+    source: Any = None
+    error: Exception | None = None
+    facts = _Facts(world.node)
+    try:
+        source = open_here()
+        length = None if isinstance(source, Stream) else len(source)
+        facts = _Facts(world.node, length, describe_arrays(source), sum_samples(source))
+    except Exception as raised:
+        error = raised
+        kind: type[PacelineError] = ConfigError if isinstance(raised, ConfigError) else DataError
+        text = str(raised) if isinstance(raised, PacelineError) else describe_failure(raised)
+        facts = _Facts(world.node, failure=(kind, text))
+    everyone = world.share(facts)
+    if error is not None:
+        raise error
+    for rank, other in enumerate(everyone):
+        if other.failure is not None:
+            kind, text = other.failure
+            raise kind(f"rank {rank} ({other.node}) cannot open the {part} data: {text}")
+    _compare(everyone, part, source.name)
+    return source
+
+
+def _compare(everyone: list[_Facts], part: str, name: str) -> None:
     """Ranks that see different data would train on some samples twice and on others never."""
-    lengths = world.share(None if isinstance(source, Stream) else len(source))
-    for rank, length in enumerate(lengths):
-        if length != lengths[0]:
-            raise DataError(
-                f"rank {rank} has {length} {part} samples, rank 0 has {lengths[0]}; every rank "
-                "must see the same data (Paceline deals it out)"
+    first = everyone[0]
+    for rank, other in enumerate(everyone):
+        if other.length != first.length:
+            found = f"has {other.length} {part} samples, rank 0 has {first.length}"
+        elif other.arrays != first.arrays:
+            found = f"has {part} samples of {other.arrays}, rank 0 has {first.arrays}"
+        elif other.checksum != first.checksum:
+            found = (
+                f"({other.node}) has other {part} samples than rank 0 ({first.node}), as many of "
+                f"the same kind: checksum {other.checksum}, rank 0 has {first.checksum}"
             )
+        else:
+            continue
+        raise DataError(
+            f"rank {rank} {found}; every rank must see the same data in {name} (Paceline deals "
+            "it out)"
+        )
 
 
 def _provide_mnist(data_dir: str | None) -> None:

@@ -36,6 +36,17 @@ class EpochCount:
         self._samples = self._loss = 0.0
         self._since = perf_counter()
 
+    def snapshot(self) -> dict[str, float]:
+        """What has been told of so far."""
+        since = perf_counter() - self._since
+        return {"told": self._told, "samples": self._samples, "loss": self._loss, "since": since}
+
+    def restore(self, saved: dict[str, float]) -> None:
+        """Go on from what `snapshot` gave."""
+        self._told = int(saved["told"])
+        self._samples, self._loss = saved["samples"], saved["loss"]
+        self._since = perf_counter() - saved["since"]
+
     def ended(self, news: News) -> list[int]:
         """The epochs that are over and have not been told of, but for the last of the run."""
         return self._up_to(min(int(news.samples // self._size), self._epochs - 1))
@@ -79,9 +90,12 @@ class FreeRun(Run):
     def run(self) -> str | None:
         exchange, leads = self._exchange, self.world.rank == 0
         exchange.on_exchange = self._write_exchange
+        exchange.on_pause = self._pause
+        exchange.on_save(self._keep_host)
         self.call("on_train_begin")
         if leads:
-            self.call("on_epoch_begin", 1)
+            self.worker.saver = self.saver
+            self.call("on_epoch_begin", self.clock.epoch + 1)
         hooks = self.step_hooks(perf_counter())
         self.worker.train_freely(self.train, *hooks, self._lead if leads else lambda: None)
         show_centre(self.replica, exchange)
@@ -96,6 +110,24 @@ class FreeRun(Run):
         self.reason = self.world.tell(reason)
         self.end(self.reason)
         return self.reason
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"reason": self.reason, "count": self.count.snapshot()}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.reason = saved["reason"]
+        self.count.restore(saved["count"])
+
+    def _pause(self) -> None:
+        """All workers together, each between two of its steps."""
+        exchange = self._exchange
+        exchange.pause(self.open_checkpoint, self.keep)
+        if exchange.news.quit:
+            exchange.quit()
+            self.leave(exchange.team)
+
+    def _keep_host(self, number: int, tree: dict[str, Any]) -> None:
+        self.saver.add(number, f"host-{self.world.rank}", tree)
 
     @property
     def _exchange(self) -> FreeExchange:
@@ -113,6 +145,8 @@ class FreeRun(Run):
             self.call("on_epoch_begin", epoch + 1)
         if self.worker.stop_asked:
             self._exchange.ask_to_stop()
+        elif self.saver.each_epoch:
+            self._exchange.ask_to_save()
 
     def _end_last_epoch(self) -> None:
         """All ranks together: the record of the last epoch, and of the whole run."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from paceline.observe import EpochRecord
+from paceline.training.exchange import Meeting
 from paceline.training.once import once
 from paceline.training.run import ASKED, Run, mean_over_ranks
 from paceline.training.start import average_buffers
@@ -15,25 +17,51 @@ from paceline.training.start import average_buffers
 class LockstepRun(Run):
     """The run of a synchronous rule: at the end of every epoch all ranks meet and validate."""
 
+    reason: str | None = None
+
     def run(self) -> str | None:
-        reason: str | None = None
+        self.worker.on_pause, self.worker.saver = self._pause, self.saver
         self.call("on_train_begin")
-        while self.clock.epoch < self.config.epochs and reason is None:
+        while not self._is_done():
             record = self._run_epoch()
             figures = self.note(record)
             once(self.world, self.save_history)
             self.call("on_epoch_end", record.epoch, figures)
-            reason = ASKED if self._stop_agreed() else self.stopping.reason(figures)
+            self.worker.begin_epoch()
+            stop, save, quit = self._agree_at_end()
+            self.reason = ASKED if stop else self.stopping.reason(figures)
+            if save or quit or self.saver.each_epoch or (self._is_done() and self.saver.regular):
+                self.save()
+            if quit and not self._is_done():
+                self.leave(self.world)
         self._validate_last()
-        self.end(reason)
-        return reason
+        self.end(self.reason)
+        return self.reason
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"reason": self.reason}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.reason = saved["reason"]
+
+    def save(self) -> None:
+        """All ranks together, between two steps."""
+        self.keep(once(self.world, self.open_checkpoint))
+
+    def _pause(self, meeting: Meeting) -> None:
+        self.save()
+        if meeting.quit:
+            self.leave(self.world)
+
+    def _is_done(self) -> bool:
+        return self.clock.epoch >= self.config.epochs or self.reason is not None
 
     def _run_epoch(self) -> EpochRecord:
         number = self.clock.epoch + 1
         self.call("on_epoch_begin", number)
-        began = perf_counter()
-        train_loss = self.worker.train_epoch(self.train, *self.step_hooks(began))
-        seconds = perf_counter() - began
+        self.worker.place.began = perf_counter()
+        train_loss = self.worker.train_epoch(self.train, *self.step_hooks(perf_counter()))
+        seconds = self.worker.place.elapsed()
         samples = self.clock.samples_in_epoch
         self.clock.end_epoch()
         average_buffers(self.world, self.replica)
@@ -55,8 +83,13 @@ class LockstepRun(Run):
         last = epoch == self.config.epochs or self.worker.stopped
         return last or epoch % self.config.validate_every == 0
 
-    def _stop_agreed(self) -> bool:
-        """A rank may have asked in the last step or after it, when no exchange could tell."""
-        votes = np.array([float(self.worker.stop_asked)])
+    def _agree_at_end(self) -> list[bool]:
+        """Whether to stop, to save, to quit: a rank may have been asked to in the last step or
+        after it, when no exchange could tell."""
+        worker, wishes = self.worker, self.worker.put_off
+        worker.put_off = None
+        save = (wishes is not None and wishes.save) or self.saver.is_due(self.clock.step)
+        quit = (wishes is not None and wishes.quit) or worker.orders.reason is not None
+        votes = np.array([worker.stop_asked, save, quit], float)
         self.world.all_reduce(votes)
-        return bool(votes[0] > 0)
+        return [bool(vote > 0) for vote in votes]

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
 from paceline.comm import World
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, Interrupted
 from paceline.observe import EpochRecord, EventLog, Progress, TimeSplit
 from paceline.training.callbacks import Logs
-from paceline.training.exchange import Exchange, at_centre
+from paceline.training.checkpoint.capture import capture_common, capture_own
+from paceline.training.checkpoint.saver import Opened, Saver
+from paceline.training.exchange import Exchange, FreeExchange, at_centre
+from paceline.training.once import once
+from paceline.training.orders import REQUEUE
 from paceline.training.stopping import Stopping
 from paceline.training.validation import validate
 from paceline.training.worker import StepHook, Worker
+from paceline.vectors import checksum
 
 if TYPE_CHECKING:
     from paceline.training.trainer import Trainer
@@ -36,6 +42,7 @@ class Run(ABC):
     validation: Any
     events: EventLog
     progress: Progress
+    saver: Saver
 
     def __post_init__(self) -> None:
         self.world, self.config = self.trainer.world, self.trainer.config
@@ -47,6 +54,66 @@ class Run(ABC):
     def run(self) -> str | None:
         """Train to the last epoch; the reason if the run ended early."""
 
+    @abstractmethod
+    def snapshot(self) -> dict[str, Any]:
+        """What the leader knows that no other part of a checkpoint has."""
+
+    @abstractmethod
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave."""
+
+    def open_checkpoint(self) -> Opened:
+        """The leader begins one."""
+        constants = checksum(self.replica.constants())
+        return Opened(self.saver.open(self.clock.step), constants)
+
+    def keep(self, opened: Opened) -> None:
+        """Hand this rank's parts of a checkpoint to the saver; training goes on at once."""
+        self.saver.begin_period(self.clock.step)
+        if opened.number is None:
+            return
+        own = capture_own(self, opened.constants)
+        self.saver.add(opened.number, f"rank-{self.world.rank}", own)
+        if self.world.rank == 0:
+            self.saver.add(opened.number, "common", capture_common(self))
+            facts = self.facts()
+            parts = [f"rank-{rank}" for rank in facts["workers"]]
+            parts += [f"host-{rank}" for rank in facts["hosts"]]
+            self.saver.commit(opened.number, ["common", *parts], facts)
+
+    def facts(self) -> dict[str, Any]:
+        """About the run, for who goes on with it."""
+        exchange, clock = self.exchange, self.clock
+        if isinstance(exchange, FreeExchange):
+            workers, hosts = list(exchange.roles.workers), list(exchange.roles.hosts) or [0]
+        else:
+            workers, hosts = list(range(self.world.size)), []
+        return {
+            "step": clock.step,
+            "epoch": clock.epoch,
+            "samples": clock.samples,
+            "ranks": self.world.size,
+            "workers": workers,
+            "hosts": hosts,
+            "dealt_to": self.worker.dealt_to or self.world.size,
+            "optimizer": self.config.describe()["optimizer"],
+            **self.trainer.identity,
+        }
+
+    def leave(self, team: World) -> NoReturn:
+        """End a run that has saved, and is to go on later; all of the team come here."""
+        problem = once(team, self.saver.finish)
+        if problem is not None:
+            raise problem
+        orders = self.worker.orders
+        known = [pair for pair in team.share((orders.reason, orders.code)) if pair[0] is not None]
+        reason, code = known[0] if known else ("another rank was told to end", REQUEUE)
+        raise Interrupted(
+            f"stopped after step {self.clock.step} ({reason}) and saved; go on with: "
+            f"paceline train --resume {shlex.quote(str(self.trainer.run_dir))}",
+            code,
+        )
+
     def call(self, event: str, *details: Any) -> None:
         """Tell the user's callbacks of an event."""
         for callback in self.trainer.callbacks:
@@ -55,8 +122,8 @@ class Run(ABC):
                 function(self.trainer, *details)
 
     def step_hooks(self, began: float) -> tuple[Any, StepHook]:
-        """What a worker calls before and after each step of an epoch that began then."""
-        before_run = self.clock.samples - self.clock.samples_in_epoch
+        """What a worker calls before and after each step from now on."""
+        before_run = self.clock.samples
 
         def before() -> None:
             self.call("on_batch_begin", self.clock.step + 1)

@@ -4,6 +4,7 @@ config.yaml    every setting
 history.json   a record per epoch
 summary.json   the outcome
 events/        one JSONL file per rank
+checkpoints/   where the run could go on, the newest ones
 model.*        the trained model, in its framework's plain form
 """
 
@@ -22,14 +23,42 @@ from paceline.observe import History, TimeSplit, finite, write_atomically
 from paceline.training.config import RunConfig
 
 
-def make_run_dir(config: RunConfig) -> Path:
-    """Make the directory, a fresh one unless the config names it, and write config.yaml."""
-    path = Path(config.run_dir or "runs")
+def find_run_dir(config: RunConfig) -> Path | None:
+    """The directory of the run that `resume` means; None if it means none, and for a new one."""
+    if config.resume is None:
+        return None
+    if config.resume != "auto":
+        if config.run_dir is not None and Path(config.run_dir) != Path(config.resume):
+            raise ConfigError(
+                f"resume is {config.resume} and run_dir {config.run_dir}; a run goes on in its own "
+                "directory: leave run_dir out"
+            )
+        return Path(config.resume).absolute()
+    if config.run_dir is not None:
+        return Path(config.run_dir).absolute()
+    names = (path for path in Path("runs").glob(f"*-{_stem(config)}*") if path.is_dir())
+    unfinished = [p for p in names if (p / "checkpoints").is_dir() and not _is_finished(p)]
+    return max(unfinished, default=None, key=lambda path: path.name)
+
+
+def _is_finished(path: Path) -> bool:
+    return (path / "summary.json").exists()
+
+
+def make_run_dir(config: RunConfig, resumed: Path | None = None) -> Path:
+    """Make the directory, a fresh one unless the config names it, and write config.yaml.
+
+    A run that is resumed goes on in its own.
+    """
+    path = resumed or Path(config.run_dir or "runs")
     try:
-        if config.run_dir is None:
-            path = _make_fresh(config)
-        elif (path / "history.json").exists() or any(path.glob("events/*.jsonl")):
-            raise ConfigError(f"run directory {path} holds an earlier run; choose another run_dir")
+        if resumed is None and config.run_dir is None:
+            path = make_fresh(config)
+        elif resumed is None and _is_used(path) and config.resume is None:
+            raise ConfigError(
+                f"run directory {path} holds an earlier run; choose another run_dir, or go on "
+                f"with it: --resume {path}"
+            )
         (path / "events").mkdir(parents=True, exist_ok=True)
         (path / "config.yaml").write_text(yaml.safe_dump(config.describe(), sort_keys=False))
     except OSError as error:
@@ -39,13 +68,20 @@ def make_run_dir(config: RunConfig) -> Path:
     return path.absolute()
 
 
-def _make_fresh(config: RunConfig) -> Path:
-    """For example runs/20260131-154502-mnist-bsp, with a number behind it if that is taken."""
+def _is_used(path: Path) -> bool:
+    return (path / "history.json").exists() or any(path.glob("events/*.jsonl"))
+
+
+def _stem(config: RunConfig) -> str:
     model = config.model
     if not isinstance(model, str):
         model = getattr(model, "__name__", type(model).__name__)
-    stem = Path(model.replace(":", "-")).name.replace(".py", "")
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{stem}-{config.rule.name}"
+    return f"{Path(model.replace(':', '-')).name.replace('.py', '')}-{config.rule.name}"
+
+
+def make_fresh(config: RunConfig) -> Path:
+    """For example runs/20260131-154502-mnist-bsp, with a number behind it if that is taken."""
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_stem(config)}"
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
         path = Path("runs") / f"{name}{suffix}"
         with contextlib.suppress(FileExistsError):

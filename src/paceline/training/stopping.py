@@ -65,6 +65,14 @@ class Stopping:
         self._best = float("inf")
         self._waited = 0
 
+    def snapshot(self) -> dict[str, float]:
+        """What it has seen so far."""
+        return {"best": self._best, "waited": self._waited}
+
+    def restore(self, saved: Mapping[str, float]) -> None:
+        """Go on from what `snapshot` gave."""
+        self._best, self._waited = saved["best"], int(saved["waited"])
+
     def reason(self, figures: Mapping[str, float | None]) -> str | None:
         if self._config.target is not None:
             metric, comparison, bar = parse_target(self._config.target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,6 +18,10 @@ from paceline.launch.world import init, together
 from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
 from paceline.training.build import build_replica
 from paceline.training.callbacks import Callback
+from paceline.training.checkpoint.capture import take_up_replica, take_up_run
+from paceline.training.checkpoint.resumed import FOLDER, Resumed, find_resumed
+from paceline.training.checkpoint.saver import Saver
+from paceline.training.checkpoint.store import Store
 from paceline.training.clock import Clock
 from paceline.training.config import RunConfig, read_config
 from paceline.training.datasets import open_datasets
@@ -32,9 +37,12 @@ from paceline.training.exchange import (
 from paceline.training.freely import FreeRun
 from paceline.training.lockstep import LockstepRun
 from paceline.training.once import once
-from paceline.training.rundir import make_run_dir, summarise, write_json
+from paceline.training.orders import Orders
+from paceline.training.rundir import find_run_dir, make_run_dir, summarise, write_json
 from paceline.training.start import start_equal
 from paceline.training.worker import Worker
+
+_log = logging.getLogger("paceline.training")
 
 
 @dataclass(frozen=True)
@@ -84,10 +92,20 @@ class Trainer:
         if self._worker is not None:
             self._worker.stop_asked = True
 
+    def interrupt(self, reason: str = "asked to") -> None:
+        """Ask all ranks to save and end after the next step, so that the run can go on later; any
+        one rank may ask. Then `fit` raises Interrupted."""
+        self._orders.ask(reason)
+
     def fit(self) -> Result:
-        """Train to the last epoch, or to an early stop."""
+        """Train to the last epoch, or to an early stop.
+
+        A rank that is told to end (SIGTERM, SIGUSR1, SIGUSR2, Ctrl-C, max_time) lets all ranks
+        save; then they raise Interrupted.
+        """
         self.world = self._given_world or init()
-        with together(self.world):
+        self._orders = Orders(self.config.max_time)
+        with together(self.world), self._orders.heeded():
             return self._fit()
 
     def _fit(self) -> Result:
@@ -101,9 +119,15 @@ class Trainer:
             self.clock.samples_per_epoch = len(train)
         self.replica = build_replica(config, world)
         start_equal(world, self.replica)
+        self.identity = self._identify(train)
+        self._resumed = resumed = self._find_resumed()
+        if resumed is not None:
+            same = resumed.facts["optimizer"] == config.describe()["optimizer"]
+            take_up_replica(self.replica, resumed, same)
         frame = Frame(
             number=next_number(world),
             batches=self._batches_to_deal(train),
+            saved=resumed.centre if resumed is not None else None,
             seed=config.seed,
             clip_norm=config.clip_norm,
             share=config.share,
@@ -128,7 +152,8 @@ class Trainer:
     def _run(self, exchange: Exchange, train: Any, validation: Any) -> str | None:
         """All epochs; the reason if they ended early."""
         config, world = self.config, self.world
-        self.run_dir = once(world, lambda: make_run_dir(config))
+        resumed = self._resumed
+        self.run_dir = once(world, lambda: make_run_dir(config, self._found if resumed else None))
         with ExitStack() as stack:
             events = stack.enter_context(EventLog(self.run_dir / "events", world.rank, world.node))
             progress = make_progress(world.rank, config.progress)
@@ -136,11 +161,44 @@ class Trainer:
             self._worker = Worker(
                 world, self.replica, exchange, config, self.clock, Stopwatch(), events
             )
+            self._worker.orders = self._orders
+            store = Store(self.run_dir / FOLDER, config.keep_checkpoints)
+            saver = Saver(store, config.checkpoint_every, _log.warning)
+            stack.callback(saver.close)
             description = self._describe(train, exchange)
             progress.begin(config.epochs, self.clock.samples_per_epoch, description)
             kind = FreeRun if exchange.free else LockstepRun
-            run = kind(self, self._worker, exchange, train, validation, events, progress)
+            run = kind(self, self._worker, exchange, train, validation, events, progress, saver)
+            if resumed is not None:
+                self._worker.dealt_to = resumed.facts["dealt_to"]
+                take_up_run(run, resumed)
+                progress.message(resumed.describe())
+            saver.begin_period(self.clock.step)
             return run.run()
+
+    def _identify(self, train: Any) -> dict[str, Any]:
+        """What a run must have in common with the one that it goes on with."""
+        config = self.config
+        stream = isinstance(train, Stream)
+        facts = {
+            "model": self.replica.layout.fingerprint(),
+            "rule": config.rule.name,
+            "seed": config.seed,
+            "shuffle": config.data.shuffle,
+            "samples_of_data": None if stream else len(train),
+            "at_their_own_pace": goes_freely(config.rule, self.world),
+        }
+        if facts["at_their_own_pace"]:  # batches are numbered through the run
+            facts["batch"] = config.data.batch_size * config.accumulate
+        return facts
+
+    def _find_resumed(self) -> Resumed | None:
+        config, world = self.config, self.world
+        self._found = once(world, lambda: find_run_dir(config))
+        resumed = find_resumed(config.resume, self._found, world)
+        if resumed is not None:
+            resumed.check(self.identity)
+        return resumed
 
     def _batches_to_deal(self, train: Any) -> int:
         """Of the whole run, where workers go at their own pace."""
@@ -148,7 +206,9 @@ class Trainer:
         if not goes_freely(config.rule, self.world):
             return 0
         size = config.data.batch_size * config.accumulate
-        return config.epochs * batches_per_epoch(train, size, self.world.size)
+        resumed = self._resumed
+        workers = self.world.size if resumed is None else resumed.facts["dealt_to"]
+        return config.epochs * batches_per_epoch(train, size, workers)
 
     def _describe(self, train: Any, exchange: Exchange) -> str:
         config, world = self.config, self.world

@@ -43,15 +43,6 @@ def test_one_rank_gets_the_plain_batches(samples, batch_size):
     ]
 
 
-@given(st.integers(1, 400), sizes, batches)
-def test_the_place_after_each_step_leads_to_the_next(samples, size, batch_size):
-    plan = plan_steps(max(samples, size), size, batch_size)
-    for step in range(len(plan)):
-        first, last = plan.span(step)
-        assert plan.step_at(first) == step
-        assert plan.step_at(last) == step + 1
-
-
 def test_a_remainder_smaller_than_two_per_rank_joins_the_step_before():
     plan = plan_steps(samples=26, size=4, batch_size=3)
     assert len(plan) == 2
@@ -67,12 +58,6 @@ def test_a_remainder_that_suffices_is_a_step_of_its_own():
 def test_batches_of_one_sample_need_no_second_one():
     assert len(plan_steps(samples=10, size=4, batch_size=1)) == 2  # 4, and 4 + 2
     assert len(plan_steps(samples=12, size=4, batch_size=1)) == 3
-
-
-@pytest.mark.parametrize("consumed", [-12, 5, 24, 27, 36])
-def test_a_place_within_a_step_is_refused(consumed):
-    with pytest.raises(DataError, match=f"after {consumed} samples; .*multiples of 12"):
-        plan_steps(samples=26, size=4, batch_size=3).step_at(consumed)
 
 
 def test_steps_that_do_not_exist_have_no_bounds():

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 from paceline.comm import World
 from paceline.errors import ConfigError, WorldError
 from paceline.launch.world import fail
-from paceline.rules import Terms
+from paceline.rules import State, Terms
 from paceline.training.centre.host import Host
 from paceline.training.centre.ledger import News, Report
 from paceline.training.centre.node import NodeCentre
 from paceline.training.centre.remote import RemoteCentre
 from paceline.training.centre.roles import Roles, assign_roles, hosted_by_workers
+from paceline.training.centre.saved import Keep, SavedCentre
 from paceline.training.centre.sides import Direct, Distant, Parcel, Side
 from paceline.vectors import Vector, cut
 
@@ -27,6 +28,7 @@ __all__ = [
     "Parcel",
     "Report",
     "Roles",
+    "SavedCentre",
     "Side",
     "find_centre",
     "tags_of",
@@ -60,8 +62,18 @@ class Centre(Protocol):
     def look(self, out: Vector) -> None:
         """Copy the centre as it is now."""
 
-    def farewell(self) -> None:
-        """This worker will not ask again."""
+    def save(self, number: int) -> None:
+        """Let whoever holds it keep it, as it is now, for a checkpoint; all workers are here."""
+
+    def on_save(self, keep: Keep) -> None:
+        """What this rank holds of it, and is asked to save, goes there; maybe from a thread."""
+
+    @property
+    def carried(self) -> State:
+        """What goes over from one exchange to the next beside the centre: live arrays."""
+
+    def farewell(self, quit: bool = False) -> None:
+        """This worker will not ask again; with `quit`, since the run is to go on later."""
 
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
@@ -71,33 +83,48 @@ class Centre(Protocol):
 
 
 def find_centre(
-    world: World, rule: Any, servers: int | None, weights: Vector, number: int, batches: int
+    world: World,
+    rule: Any,
+    servers: int | None,
+    weights: Vector,
+    number: int,
+    batches: int,
+    saved: SavedCentre | None = None,
 ) -> tuple[Centre, Roles]:
     """Make the centre together with all ranks, who hold the same weights; and who does what."""
     roles = assign_roles(world, servers)
     if not roles.hosts:
         try:
             _check_wire(rule, world)
-            return NodeCentre(world, rule, weights, world.rank, batches), roles
+            return NodeCentre(world, rule, weights, world.rank, batches, saved), roles
         except WorldError as error:  # the same on all ranks
             if servers is not None:
                 raise
             roles = hosted_by_workers(world, f"the node's memory is too small: {error}")
     if not weights.size:  # one rank keeps the ledger, and nothing else is to be kept
         roles = replace(roles, hosts=roles.hosts[:1])
-    return _reach(world, rule, weights, roles, number, batches), roles
+    return _reach(world, rule, weights, roles, number, batches, saved), roles
 
 
 def _reach(
-    world: World, rule: Any, weights: Vector, roles: Roles, number: int, batches: int
+    world: World,
+    rule: Any,
+    weights: Vector,
+    roles: Roles,
+    number: int,
+    batches: int,
+    saved: SavedCentre | None,
 ) -> Centre:
     tags = tags_of(number)[:2]
     host = None
+    if saved is not None:
+        weights = saved.centre
     if world.rank in roles.hosts:
         _check_threads(world, roles)
         piece = cut(weights.size, len(roles.hosts))[roles.hosts.index(world.rank)]
         on_error = partial(_fail, world)
-        host = Host(world, rule, weights[piece], roles.workers, batches, tags, on_error)
+        own = (saved, piece) if saved is not None else None
+        host = Host(world, rule, weights[piece], roles.workers, batches, tags, on_error, own)
     return RemoteCentre(world, rule, weights, roles, tags, host)
 
 

@@ -60,6 +60,8 @@ class Update:
 
     def __init__(self, codec: Codec, like: Vector) -> None:
         self._codec, self._feedback = codec, Feedback(codec, like.size, like.dtype)
+        self.error = self._feedback.error
+        """What rounding has kept back so far."""
 
     def encode(self, vector: Vector, out: Vector) -> None:
         self._feedback.encode(vector, out)

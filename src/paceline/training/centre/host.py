@@ -14,7 +14,8 @@ from paceline.errors import WorldError
 from paceline.rules import Terms
 from paceline.training.centre.channels import Lines
 from paceline.training.centre.ledger import Ledger, News, Report
-from paceline.training.centre.packets import FAREWELL, LOOK, MEET, REPORT, Packet
+from paceline.training.centre.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, Packet
+from paceline.training.centre.saved import Keep, SavedCentre, pack
 from paceline.vectors import Vector
 
 _LOOK_EVERY_S = 0.002
@@ -37,12 +38,25 @@ class Host:
         batches: int,
         tags: tuple[int, int],
         on_error: Callable[[BaseException], None],
+        saved: tuple[SavedCentre, slice] | None = None,
     ) -> None:
-        """`start` is this host's piece of the vector; `tags` are of requests and replies."""
+        """`start` is this host's piece of the vector; `tags` are of requests and replies.
+
+        In a run that was interrupted it is this piece of a `saved` centre.
+        """
         self.centre = start.copy()
+        self.keep: Keep | None = None
+        """Called, in the host's thread, with what a checkpoint is to have of it."""
+        self.quit = False
+        """The workers said farewell since the run is to go on later."""
         self._world, self._rule, self._workers, self._tags = world, rule, workers, tags
         self._state = rule.begin_centre(start.size, start.dtype) if start.size else {}
-        self._ledger = Ledger(np.zeros(Ledger.size(len(workers))), len(workers), batches)
+        numbers = np.zeros(Ledger.size(len(workers)))
+        if saved is not None:
+            self._state = saved[0].piece_of_state(saved[1], self._state)
+            Ledger.begin_at(numbers, saved[0].ledger)
+        again = saved[0].again if saved is not None else ()
+        self._ledger = Ledger(numbers, len(workers), batches, again)
         self._sent, self._kept = np.empty_like(start), np.empty_like(start)
         codec = make_codec(rule.wire, start.dtype)
         self._lines = [Lines(rule.answers, codec, start) for _ in workers]
@@ -101,6 +115,7 @@ class Host:
         kind, report, terms = self._requests[worker].asked()
         if kind == FAREWELL:
             self._expected[worker] = None
+            self.quit = self.quit or bool(report.quit)
             return None
         reply, filled = self._replies[worker], 0
         if kind in (REPORT, MEET):
@@ -112,6 +127,9 @@ class Host:
         if kind == LOOK:
             reply.vector(self.centre.size, self.centre.dtype)[:] = self.centre
             filled = self.centre.nbytes
+        elif kind == SAVE:
+            if self.keep is not None:
+                self.keep(int(report.samples), pack(self.centre, self._state, self._ledger))
         elif kind != REPORT:
             filled = self._trade(worker, report, terms)
         self._expect(worker)  # before the worker has its answer and may ask again

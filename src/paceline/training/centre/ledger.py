@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from paceline.vectors import Vector
 
-_SAMPLES, _LOSS, _STOP, _UPDATES, _DEALT, _COMMON = range(6)
+_SAMPLES, _LOSS, _STOP, _UPDATES, _DEALT, _AGAIN, _SAVES, _QUIT, _COMMON = range(9)
 
 
 class Report(NamedTuple):
@@ -26,6 +26,10 @@ class Report(NamedTuple):
     """Batches that it would take."""
     left: bool = False
     """It trains no more."""
+    save: bool = False
+    """It asks all to save."""
+    quit: bool = False
+    """It was told to end: all are to save, and leave."""
 
 
 class News(NamedTuple):
@@ -45,6 +49,10 @@ class News(NamedTuple):
     """... and end before this."""
     staleness: int = 0
     """Updates of the centre by others since this worker saw it."""
+    saves: int = 0
+    """How often all were asked to save."""
+    quit: bool = False
+    """They are to leave after that."""
     scale: float = 1.0
     """By which its push counts; 0 if it was refused."""
 
@@ -56,9 +64,14 @@ class Ledger:
     sees to it that nobody else does meanwhile.
     """
 
-    def __init__(self, numbers: Vector, workers: int, batches: int) -> None:
-        """For so many workers, and so many batches in the whole run (0: none are dealt)."""
-        self._common = numbers[:_COMMON]
+    def __init__(
+        self, numbers: Vector, workers: int, batches: int, again: Sequence[int] = ()
+    ) -> None:
+        """For so many workers, and so many batches in the whole run (0: none are dealt).
+
+        Those that were dealt `again` come first: an interrupted run had not trained on them.
+        """
+        self._common, self._again = numbers[:_COMMON], again
         self._seen = numbers[_COMMON : _COMMON + workers]
         self._left = numbers[_COMMON + workers : _COMMON + 2 * workers]
         self._workers, self._batches = workers, batches
@@ -67,6 +80,23 @@ class Ledger:
     def size(workers: int) -> int:
         """How many float64 numbers it needs."""
         return _COMMON + 2 * workers
+
+    def snapshot(self) -> dict[str, float]:
+        """What an interrupted run must know when it goes on; nobody trains meanwhile."""
+        samples, loss, _, updates, dealt = self._common[: _DEALT + 1].tolist()
+        return {"samples": samples, "loss": loss, "updates": updates, "dealt": dealt}
+
+    def waiting(self) -> list[int]:
+        """Batches that are to be dealt again and have not been."""
+        return list(self._again[int(self._common[_AGAIN]) :])
+
+    @staticmethod
+    def begin_at(numbers: Vector, saved: Mapping[str, float]) -> None:
+        """Write into its memory where an interrupted run was."""
+        places = {"samples": _SAMPLES, "loss": _LOSS, "updates": _UPDATES, "dealt": _DEALT}
+        for name, place in places.items():
+            numbers[place] = saved[name]
+        numbers[_COMMON : _COMMON + (numbers.size - _COMMON) // 2] = saved["updates"]
 
     def enter(self, worker: int, report: Report, scale: Callable[[int], float]) -> News:
         """Take a report down; `scale` says by how much a push of some staleness counts."""
@@ -85,11 +115,20 @@ class Ledger:
             self._left[worker] = 1
         first, last = self._deal(int(report.wanted))
         working = self._workers - int(self._left.sum())
+        if working and (report.save or (report.quit and not common[_QUIT])):
+            common[_SAVES] += 1  # who has left after the last worker would not hear of it
+            common[_QUIT] += report.quit
         samples, loss, stop = common[:3].tolist()
-        return News(samples, loss, stop > 0, working, first, last, staleness, factor)
+        saves, quit = int(common[_SAVES]), bool(common[_QUIT])
+        return News(samples, loss, stop > 0, working, first, last, staleness, saves, quit, factor)
 
     def _deal(self, wanted: int) -> tuple[int, int]:
         """The next batches; ever fewer towards the end, so that all workers end together."""
+        returned = int(self._common[_AGAIN])
+        if wanted and returned < len(self._again) and not self._common[_STOP]:
+            self._common[_AGAIN] += 1
+            number = self._again[returned]
+            return number, number + 1
         first = int(self._common[_DEALT])
         rest = 0 if self._common[_STOP] else self._batches - first
         given = min(wanted, rest, max(1, rest // (2 * self._workers)))

@@ -10,6 +10,7 @@ import numpy as np
 from paceline.comm import World
 from paceline.rules import State, Terms
 from paceline.training.centre.ledger import Ledger, News, Report
+from paceline.training.centre.saved import Keep, SavedCentre, join_states, pack
 from paceline.training.centre.sides import Side
 from paceline.vectors import ALIGNMENT_BYTES, Vector
 
@@ -26,25 +27,41 @@ class NodeCentre:
     different workers may be in different chunks. Nothing is sent.
     """
 
-    def __init__(self, world: World, rule: Any, weights: Vector, worker: int, batches: int) -> None:
-        """All ranks make it together, with the same weights; `worker` is which of them this is."""
+    def __init__(
+        self,
+        world: World,
+        rule: Any,
+        weights: Vector,
+        worker: int,
+        batches: int,
+        saved: SavedCentre | None = None,
+    ) -> None:
+        """All ranks make it together, with the same weights; `worker` is which of them this is.
+
+        A run that was interrupted goes on with the centre it had `saved`.
+        """
         self._world, self._rule, self._worker = world, rule, worker
         self._pieces = _chunks(weights.size)
         sizes = [piece.stop - piece.start for piece in self._pieces]
         states = [rule.begin_centre(size, weights.dtype) for size in sizes]
         numbers = np.zeros(Ledger.size(world.size))
+        if saved is not None:
+            weights = saved.centre
+            states = list(map(saved.piece_of_state, self._pieces, states))
+            Ledger.begin_at(numbers, saved.ledger)
         arrays = [numbers, weights, *chain.from_iterable(state.values() for state in states)]
         self._memory = world.node_memory(
             sum(_room(array) for array in arrays), locks=1 + len(self._pieces)
         )
         lies = _place(self._memory.bytes, arrays, fill=worker == 0)
-        self._ledger = Ledger(lies[0], world.size, batches)
+        self._ledger = Ledger(lies[0], world.size, batches, saved.again if saved else ())
         self._centre, rest = lies[1], iter(lies[2:])
         self._states: list[State] = [{name: next(rest) for name in state} for state in states]
         self._scratch = np.empty((2, min(CHUNK_ELEMENTS, max(1, weights.size))), weights.dtype)
         self._trades = True
         """Whether an exchange may be done in one go, as far as is known."""
         self.bytes_sent = 0
+        self._keep: Keep | None = None
         world.barrier()
 
     def report(self, report: Report) -> News:
@@ -88,7 +105,23 @@ class NodeCentre:
             with self._memory.hold(1 + index):
                 out[piece] = self._centre[piece]
 
-    def farewell(self) -> None:
+    def save(self, number: int) -> None:
+        """Let one worker keep all of it; nobody else is there now."""
+        if self._worker == 0 and self._keep is not None:
+            sizes = [piece.stop - piece.start for piece in self._pieces]
+            state = join_states(self._states, sizes)
+            self._keep(number, pack(self._centre, state, self._ledger))
+
+    def on_save(self, keep: Keep) -> None:
+        """What `save` gives goes there."""
+        self._keep = keep
+
+    @property
+    def carried(self) -> State:
+        """Nothing is rounded."""
+        return {}
+
+    def farewell(self, quit: bool = False) -> None:
         """This worker will not ask again."""
 
     def abandon(self) -> None:

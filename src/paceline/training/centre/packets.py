@@ -11,8 +11,9 @@ from paceline.rules import Terms
 from paceline.training.centre.ledger import News, Report
 from paceline.vectors import Vector, aligned_zeros
 
-REPORT, MEET, TRADE, LOOK, FAREWELL = range(5)
-"""Kinds of requests: to the ledger, to ledger and centre, to the centre; a copy; the last one."""
+REPORT, MEET, TRADE, LOOK, SAVE, FAREWELL = range(6)
+"""Kinds of requests: to the ledger, to ledger and centre, to the centre; for a copy; to save; the
+last one."""
 
 _FIELDS = 16
 
@@ -56,9 +57,11 @@ class Packet:
 
     def answered(self) -> News:
         """Read the head of a reply."""
-        samples, loss, stop, *counts, scale = self._head[: len(News._fields)].tolist()
-        working, first, last, staleness = map(int, counts)
-        return News(samples, loss, stop > 0, working, first, last, staleness, scale)
+        samples, loss, stop, *counts, quit, scale = self._head[: len(News._fields)].tolist()
+        working, first, last, staleness, saves = map(int, counts)
+        return News(
+            samples, loss, stop > 0, working, first, last, staleness, saves, quit > 0, scale
+        )
 
     def note(self, value: float) -> None:
         """Write a single number as the head."""

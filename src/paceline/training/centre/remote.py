@@ -9,13 +9,14 @@ import numpy as np
 
 from paceline.comm import Pending, World, wait_until
 from paceline.comm.wire import make_codec
-from paceline.errors import WorldError
-from paceline.rules import Terms
-from paceline.training.centre.channels import Lines
+from paceline.errors import Interrupted, WorldError
+from paceline.rules import State, Terms
+from paceline.training.centre.channels import Lines, Update
 from paceline.training.centre.host import Host
 from paceline.training.centre.ledger import News, Report
-from paceline.training.centre.packets import FAREWELL, LOOK, MEET, REPORT, TRADE, Packet
+from paceline.training.centre.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, TRADE, Packet
 from paceline.training.centre.roles import Roles
+from paceline.training.centre.saved import Keep
 from paceline.training.centre.sides import Side
 from paceline.vectors import Vector, cut
 
@@ -106,11 +107,33 @@ class RemoteCentre:
         for at, piece in enumerate(self._pieces):
             out[piece] = self._replies[at].vector(piece.stop - piece.start, out.dtype)
 
-    def farewell(self) -> None:
+    def save(self, number: int) -> None:
+        """Let every host keep its piece; nobody else asks for anything now."""
+        if self._world.rank != 0:  # it leads
+            return
+        everywhere = range(len(self._hosts))
+        for at in everywhere:
+            self._requests[at].ask(SAVE, Report(samples=number), Terms())
+        self._travel(everywhere, [0] * len(self._hosts))
+
+    def on_save(self, keep: Keep) -> None:
+        """What the host of this rank, if it is one, is asked to keep goes there."""
+        if self._host is not None:
+            self._host.keep = keep
+
+    @property
+    def carried(self) -> State:
+        """What rounding has still to bring to the hosts."""
+        if not self._works:
+            return {}
+        errors = ((at, lines.push) for at, lines in enumerate(self._lines))
+        return {str(at): push.error for at, push in errors if isinstance(push, Update)}
+
+    def farewell(self, quit: bool = False) -> None:
         """This worker will not ask again."""
         pending = []
         for host, request in zip(self._hosts, self._requests, strict=True):
-            request.ask(FAREWELL, Report(), Terms())
+            request.ask(FAREWELL, Report(quit=quit), Terms())
             pending.append(self._world.dispatch(request.filled(0), host, self._tags[0]))
         self._wait_for(pending)
 
@@ -124,6 +147,8 @@ class RemoteCentre:
         """The last state of the centre, on every rank; all come here together."""
         if self._host is not None:
             self._host.join()
+            if self._host.quit:
+                raise Interrupted("the workers have saved, and left")
         for host, piece in zip(self._hosts, self._pieces, strict=True):
             if host == self._world.rank and self._host is not None:
                 out[piece] = self._host.centre

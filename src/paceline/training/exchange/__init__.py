@@ -42,6 +42,11 @@ class Exchange(Protocol):
     """Whether workers go at their own pace: then nobody waits for others at the end of an epoch."""
     works: bool
     """Whether this rank trains."""
+    alike: bool
+    """Whether the replicas, and their optimizers, are the same after every step."""
+
+    checks_gradients: bool
+    """Whether it keeps gradients that are not finite out of the step by itself."""
 
     @property
     def bytes_sent(self) -> int:
@@ -58,6 +63,18 @@ class Exchange(Protocol):
 
     def end_epoch(self, watch: Stopwatch) -> None:
         """A user's loop is through its data and goes on with the next epoch."""
+
+    def settle(self, watch: Stopwatch) -> Meeting | None:
+        """After a pause: the meeting that it put off, if this rank had come for one."""
+
+    def snapshot(self) -> dict[str, Any]:
+        """What this rank's side must know when the run goes on; the arrays are copies."""
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave, in a world of as many ranks."""
+
+    def restore_shared(self, saved: dict[str, Any]) -> None:
+        """The same in a world of another number of ranks: what all of them had in common."""
 
     def close(self) -> None:
         """The last step is done; all ranks come here together."""

@@ -12,6 +12,7 @@ from paceline.errors import ConfigError
 from paceline.observe import Stopwatch
 from paceline.rules import CentreRule, Terms
 from paceline.training.centre import Direct, Distant, News, Parcel, Report, find_centre
+from paceline.training.exchange.carried import copy_vectors, fill_vectors
 from paceline.training.exchange.frame import Frame
 from paceline.training.exchange.free import FreeExchange
 from paceline.vectors import Vector
@@ -27,7 +28,9 @@ class CentreExchange(FreeExchange):
     def __init__(self, world: World, replica: Any, rule: CentreRule, frame: Frame) -> None:
         weights = replica.parameters()
         _check_force(rule, world)
-        centre, roles = find_centre(world, rule, rule.servers, weights, frame.number, frame.batches)
+        centre, roles = find_centre(
+            world, rule, rule.servers, weights, frame.number, frame.batches, frame.saved
+        )
         super().__init__(world, replica, centre, roles)
         self._rule = rule
         self._state = rule.begin_worker(weights)
@@ -87,6 +90,23 @@ class CentreExchange(FreeExchange):
 
     def _while_waiting(self) -> None:
         """Nothing more can come."""
+
+    def _come_to_rest(self) -> None:
+        self._take_back()
+        super()._come_to_rest()
+
+    def snapshot(self) -> dict[str, Any]:
+        own = {"since_push": self._steps_since_push, "state": copy_vectors(self._state)}
+        return super().snapshot() | own
+
+    def restore_shared(self, saved: dict[str, Any]) -> None:
+        super().restore_shared(saved)
+        fill_vectors(self._state, self._rule.begin_worker(self._replica.parameters()))
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        super().restore(saved)
+        self._steps_since_push = saved["since_push"]
+        fill_vectors(self._state, saved["state"])
 
     def _conclude(self) -> Vector:
         final = self._copy_of_weights()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from paceline.training.centre import SavedCentre
+
 
 class Frame(NamedTuple):
     """Facts of the run, the same on all ranks."""
@@ -18,3 +20,5 @@ class Frame(NamedTuple):
     """The largest norm of the averaged gradient."""
     share: bool = True
     """Whether ranks of a node may keep one copy of the parameters together."""
+    saved: SavedCentre | None = None
+    """The centre of a run that goes on."""

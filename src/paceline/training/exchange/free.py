@@ -13,6 +13,9 @@ from paceline.comm import Patience, World
 from paceline.data import Tickets
 from paceline.observe import Stopwatch
 from paceline.training.centre import Centre, News, Report, Roles
+from paceline.training.centre.saved import Keep
+from paceline.training.checkpoint.saver import Opened
+from paceline.training.exchange.carried import copy_vectors, fill_vectors
 from paceline.training.exchange.message import Meeting, Part
 from paceline.vectors import Vector
 
@@ -27,7 +30,7 @@ class FreeExchange(ABC):
     different numbers of steps, and leave when they like.
     """
 
-    free = True
+    free, alike, checks_gradients = True, False, False
     period: int
     """Steps between two reports."""
 
@@ -48,8 +51,13 @@ class FreeExchange(ABC):
         self.exchanges = self.refused = 0
         self._steps_taken = 0
         self._samples = self._loss = 0.0
-        self._stop = False
+        self._stop = self._save = self._quit = False
         self._final: Vector | None = None
+        self.team = world.split(int(self.works))
+        """The workers; on a rank that serves, those that do."""
+        self._saved = 0
+        self.on_pause: Callable[[], None] | None = None
+        """Called when all workers are to come together to save, between two steps of each."""
 
     def describe(self) -> str:
         """For the user: who does what."""
@@ -98,8 +106,9 @@ class FreeExchange(ABC):
         self._samples += part.samples
         self._loss += part.loss
         before, self._stop = self.news.samples, self._stop or part.stop
+        self._save, self._quit = self._save or part.save, self._quit or part.quit
         if not self._after(watch):
-            if not part.stop:
+            if not (part.stop or part.save or part.quit):
                 return None
             self.report()
         return Meeting(int(self.news.samples - before), 1.0, more=True, stop=self.news.stop)
@@ -108,9 +117,70 @@ class FreeExchange(ABC):
         """Epochs are counted, not waited for."""
         return
 
+    def settle(self, watch: Stopwatch) -> Meeting | None:
+        """Nothing is put off."""
+        return None
+
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
         self._centre.abandon()
+
+    @property
+    def pauses(self) -> bool:
+        """Whether all workers are to come together to save, and this one has not been there."""
+        return self.works and self.news.saves > self._saved
+
+    def pause(self, agree: Callable[[], Opened], keep: Callable[[Opened], None]) -> None:
+        """Come together with all workers; while nobody trains, everybody keeps what he has.
+
+        The leader opens the checkpoint; `keep` is called with it on every worker.
+        """
+        self._come_to_rest()
+        self._saved = self.news.saves
+        agreed = self.team.tell(agree())
+        if agreed.number is not None:
+            self._centre.save(agreed.number)
+            keep(agreed)
+        self.team.barrier()
+
+    def quit(self) -> None:
+        """Leave a run that is to go on later; all workers do."""
+        self.tickets.drop()
+        self._centre.farewell(quit=True)
+        self.team.barrier()
+
+    def on_save(self, keep: Keep) -> None:
+        """What this rank holds of the centre goes there when it is saved."""
+        self._centre.on_save(keep)
+
+    def _come_to_rest(self) -> None:
+        """Have nothing under way, and wait until nobody has."""
+        self.team.barrier()
+
+    def snapshot(self) -> dict[str, Any]:
+        """What this worker must know when the run goes on; the arrays are copies."""
+        return {
+            "steps": self._steps_taken,
+            "samples": self._samples,
+            "loss": self._loss,
+            "tickets": self.tickets.numbers(),
+            "exchanges": self.exchanges,
+            "refused": self.refused,
+            "staleness": [[age, count] for age, count in self.staleness.items()],
+            "carried": copy_vectors(self._centre.carried),
+        }
+
+    def restore_shared(self, saved: dict[str, Any]) -> None:
+        """The centre is back already; workers begin at it."""
+        self._steps_taken = saved["steps"]
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave."""
+        self._steps_taken = saved["steps"]
+        self._samples, self._loss = saved["samples"], saved["loss"]
+        self.exchanges, self.refused = saved["exchanges"], saved["refused"]
+        self.staleness = Counter(dict(map(tuple, saved["staleness"])))
+        fill_vectors(self._centre.carried, saved["carried"])
 
     def close(self) -> None:
         """All is closed when all have left."""
@@ -123,6 +193,11 @@ class FreeExchange(ABC):
     def ask_to_stop(self) -> None:
         """Let all workers stop after the step they are in."""
         self._stop = True
+        self.report()
+
+    def ask_to_save(self) -> None:
+        """Let all workers come together to save after the step they are in."""
+        self._save = True
         self.report()
 
     def has_work(self, watch: Stopwatch) -> bool:
@@ -141,7 +216,11 @@ class FreeExchange(ABC):
             self._before_leaving(watch)
             self._hear(self._centre.report(self._make_report(left=True)))
             patience = Patience(_LOOK_EVERY_S, yields=0, shortest_s=0.001)
-            while self.news.working:
+            while True:
+                if self.pauses and self.on_pause is not None:
+                    self.on_pause()
+                if not self.news.working:
+                    break
                 self._while_waiting()
                 meanwhile()
                 patience.pause()
@@ -163,8 +242,10 @@ class FreeExchange(ABC):
     def _make_report(self, push: bool = False, pull: bool = False, left: bool = False) -> Report:
         """What is to be told; it counts as told."""
         wanted = 0 if left or self._stop else max(0, self.ahead - self.tickets.outstanding)
-        report = Report(self._samples, self._loss, self._stop, push, pull, wanted, left)
+        wishes = {"save": self._save, "quit": self._quit}
+        report = Report(self._samples, self._loss, self._stop, push, pull, wanted, left, **wishes)
         self._samples = self._loss = 0.0
+        self._save = self._quit = False
         return report
 
     def _hear(self, news: News) -> None:

@@ -9,6 +9,7 @@ from paceline.comm.coded_sum import VectorSum, make_sums
 from paceline.comm.power_sum import PowerSum
 from paceline.observe import Stopwatch
 from paceline.rules import BSP
+from paceline.training.exchange.carried import copy_vectors, fill_vectors
 from paceline.training.exchange.message import Meeting, Message, Part
 from paceline.vectors import Layout, Vector
 
@@ -20,7 +21,7 @@ class GradientExchange:
     is copied and nothing is sent.
     """
 
-    free, works = False, True
+    free, works, alike, checks_gradients = False, True, True, False
 
     def __init__(self, world: World, replica: Any, rule: BSP, number: int = 0) -> None:
         self._replica, self._rule = replica, rule
@@ -41,7 +42,14 @@ class GradientExchange:
     def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """Average the gradients that the replicas hold."""
         if self._message is None:
-            return Meeting(int(part.samples), part.weight, part.more, part.stop)
+            return Meeting(
+                int(part.samples),
+                part.weight,
+                part.more,
+                part.stop,
+                save=part.save,
+                quit=part.quit,
+            )
         gradient, present = self._replica.collect_gradients()
         self._rule.contribute(gradient, part.weight, out=gradient)
         self._message.flags[:] = present
@@ -57,6 +65,21 @@ class GradientExchange:
 
     def end_epoch(self, watch: Stopwatch) -> None:
         """Nothing is left to do."""
+
+    def settle(self, watch: Stopwatch) -> Meeting | None:
+        """Nothing is put off."""
+        return None
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the sums carry over."""
+        return copy_vectors(self._sum.carried if self._sum is not None else {})
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave."""
+        fill_vectors(self._sum.carried if self._sum is not None else {}, saved)
+
+    def restore_shared(self, saved: dict[str, Any]) -> None:
+        """What the sums of the old ranks carried over does not fit these."""
 
     def close(self) -> None:
         """Give the memory of the messages back."""

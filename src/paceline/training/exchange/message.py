@@ -10,7 +10,7 @@ from paceline.errors import WorldError
 from paceline.observe import Stopwatch
 from paceline.vectors import ALIGNMENT_BYTES, Vector
 
-_WEIGHT, _HIGH, _LOW, _MORE, _STOP, _NUMBER, _FIELDS = range(7)
+_WEIGHT, _HIGH, _LOW, _MORE, _STOP, _SAVE, _QUIT, _EARLY, _NUMBER, _FIELDS = range(10)
 _SPLIT = 4096  # a float32 counts to 16 million; two of them count all samples of an epoch
 
 
@@ -27,6 +27,10 @@ class Part(NamedTuple):
     """It asks to stop."""
     loss: float = 0.0
     """The sum over its samples, where it is known."""
+    save: bool = False
+    """It asks for a checkpoint after this step."""
+    quit: bool = False
+    """It was told to end: all are to save, and leave."""
 
 
 class Meeting(NamedTuple):
@@ -42,15 +46,27 @@ class Meeting(NamedTuple):
     """Some rank asks to stop."""
     applied: bool = False
     """The exchange has taken the optimizer's step, too."""
+    save: bool = False
+    """All are to save what they have now."""
+    quit: bool = False
+    """And then to leave."""
+    rejected: bool = False
+    """This rank's gradients were not finite, and were left out where they were not."""
+    put_off: bool = False
+    """Somebody came only to save: nothing was merged, and who came to merge meets again."""
+
+    @property
+    def pauses(self) -> bool:
+        return self.save or self.quit
 
 
 class Message:
     """Memory for a vector and its head, and the way it goes.
 
-    The head has weight, samples, whether there are more batches, whether to stop, the number of the
-    exchange, and as many flags as were asked for. So a meeting costs one all-reduce, and every rank
-    leaves it knowing the same. A coded vector travels by itself after the head. A barrier before it
-    all tells waiting for slower ranks from communication.
+    The head has weight, samples, whether there are more batches, whether to stop, to save, to quit,
+    the number of the exchange, and as many flags as were asked for. So a meeting costs one
+    all-reduce, and every rank leaves it knowing the same. A coded vector travels by itself after
+    the head. A barrier before it all tells waiting for slower ranks from communication.
     """
 
     def __init__(self, world: World, vector: Vector, flags: int = 0, number: int = 0) -> None:
@@ -74,10 +90,15 @@ class Message:
         watch: Stopwatch,
         size: int | None = None,
         coded: VectorSum | None = None,
+        early: bool = False,
     ) -> Meeting:
-        """Sum flags and vector (or its first `size` elements) over all ranks, in place."""
+        """Sum flags and vector (or its first `size` elements) over all ranks, in place.
+
+        A rank that is `early` came only to save: then the sum is worth nothing.
+        """
         high, low = divmod(part.samples, _SPLIT)
-        self._fields[:] = part.weight, high, low, part.more, part.stop, self._number
+        wishes = part.more, part.stop, part.save, part.quit, early
+        self._fields[:] = part.weight, high, low, *wishes, self._number
         vector = self.vector[:size]
         watch.lap("compute")
         self._world.barrier()
@@ -85,6 +106,8 @@ class Message:
         head = self._all.size - self.vector.size
         self._sum(self._all[: head if coded else head + vector.size])
         meeting = self._read_head()
+        if coded and meeting.put_off:
+            return meeting
         if coded and meeting.weight:
             self.bytes_sent += coded.all_reduce(vector)
         elif coded:  # nobody gave anything: what rounding left behind waits for the next vector
@@ -101,10 +124,18 @@ class Message:
         self.bytes_sent += 2 * others * sent.nbytes // self._world.size
 
     def _read_head(self) -> Meeting:
-        weight, high, low, more, stop, number = self._fields.tolist()
+        weight, high, low, more, stop, save, quit, early, number = self._fields.tolist()
         if number != self._number * self._world.size:
             raise WorldError(
                 "the ranks meet in different keep_pace blocks; let every rank take the same steps "
                 "with each of its models"
             )
-        return Meeting(int(high * _SPLIT + low), weight, more > 0, stop > 0)
+        return Meeting(
+            int(high * _SPLIT + low),
+            weight,
+            more > 0,
+            stop > 0,
+            save=save > 0,
+            quit=quit > 0,
+            put_off=early > 0,
+        )

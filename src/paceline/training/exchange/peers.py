@@ -12,6 +12,7 @@ from paceline.observe import Stopwatch
 from paceline.rules import Gossip
 from paceline.training.centre import find_centre, tags_of
 from paceline.training.centre.packets import Packet
+from paceline.training.exchange.carried import fill_vectors
 from paceline.training.exchange.frame import Frame
 from paceline.training.exchange.free import FreeExchange
 from paceline.vectors import Vector
@@ -43,14 +44,14 @@ class GossipExchange(FreeExchange):
     def __init__(self, world: World, replica: Any, rule: Gossip, frame: Frame) -> None:
         weights = replica.parameters()
         ledger, roles = find_centre(
-            world, _LedgerOnly(), 0, weights[:0], frame.number, frame.batches
+            world, _LedgerOnly(), 0, weights[:0], frame.number, frame.batches, frame.saved
         )
         super().__init__(world, replica, ledger, roles)
         self._rule, self._tag = rule, tags_of(frame.number)[2]
         self._weight = 1.0 / world.size
         self._chance = np.random.default_rng([frame.seed, frame.number, world.rank])
         codec = make_codec(rule.wire, weights.dtype)
-        self._feedback = codec and Feedback(codec, weights.size, weights.dtype)
+        self._feedback = Feedback(codec, weights.size, weights.dtype) if codec else None
         self._codec, self._got = codec, np.empty_like(weights) if codec else None
         self._nbytes = codec.nbytes(weights.size) if codec else weights.nbytes
         self._inbox, self._outbox = Packet(self._nbytes), Packet(self._nbytes)
@@ -126,10 +127,32 @@ class GossipExchange(FreeExchange):
             self._received += 1
             self._coming = self._post()
 
-    def _conclude(self) -> Vector:
+    def _come_to_rest(self) -> None:
+        """Take in all that is still under way."""
         due = np.empty_like(self._sent_to)
         self._world.all_to_all(self._sent_to, due)
         wait_until(lambda: self._has_left() and self._received == due.sum())
+        super()._come_to_rest()
+
+    def snapshot(self) -> dict[str, Any]:
+        own: dict[str, Any] = {
+            "weight": self._weight,
+            "chance": self._chance.bit_generator.state,
+            "parameters": self._copy_of_weights(),
+        }
+        if self._feedback is not None:
+            own["error"] = self._feedback.error.copy()
+        return super().snapshot() | own
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        super().restore(saved)
+        self._weight = saved["weight"]
+        self._chance.bit_generator.state = saved["chance"]
+        if self._feedback is not None:
+            fill_vectors({"error": self._feedback.error}, saved)
+
+    def _conclude(self) -> Vector:
+        self._come_to_rest()
         self._coming.cancel()
         self._centre.close(self._replica.parameters()[:0])
         consensus = self._copy_of_weights()

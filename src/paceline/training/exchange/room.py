@@ -7,7 +7,7 @@ import numpy as np
 from paceline.comm import World
 from paceline.vectors import ALIGNMENT_BYTES, Layout, Vector
 
-WEIGHT, SAMPLES, MORE, STOP, NUMBER, SQUARES, FIELDS = range(7)
+WEIGHT, SAMPLES, MORE, STOP, SAVE, QUIT, NUMBER, SQUARES, REJECTED, FIELDS = range(10)
 """What a head begins with; then it has, for each parameter, whether there is a gradient."""
 
 _WATCHED = 256

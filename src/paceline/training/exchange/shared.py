@@ -16,6 +16,7 @@ from paceline.errors import TrainingError, WorldError
 from paceline.observe import Stopwatch
 from paceline.rules import BSP
 from paceline.rules.mean import add_up, weigh
+from paceline.training.exchange.carried import copy_vectors, fill_vectors
 from paceline.training.exchange.courier import Bucket, Courier, cut_buckets
 from paceline.training.exchange.frame import Frame
 from paceline.training.exchange.gradients import GradientExchange
@@ -23,12 +24,13 @@ from paceline.training.exchange.message import Meeting, Part
 from paceline.training.exchange.room import (
     FIELDS,
     NUMBER,
+    REJECTED,
     SQUARES,
     WEIGHT,
     Room,
     spread_spots,
 )
-from paceline.vectors import Layout, Vector
+from paceline.vectors import Layout, Vector, is_finite
 
 _COURIER_PATIENCE_S = 200e-6
 
@@ -47,7 +49,7 @@ class SharedExchange:
     the optimizer steps on those that are back while others are on their way.
     """
 
-    free, works = False, True
+    free, works, alike, checks_gradients = False, True, True, True
 
     def __init__(self, world: World, replica: Any, rule: BSP, frame: Frame) -> None:
         self._world, self._replica, self._rule = world, replica, rule
@@ -122,7 +124,8 @@ class SharedExchange:
         _, present = self._replica.collect_gradients()
         head = self._room.heads[self._rank]
         self._steps += 1
-        head[:SQUARES] = part.weight, part.samples, part.more, part.stop, self._mark()
+        wishes = part.more, part.stop, part.save, part.quit
+        head[:SQUARES] = part.weight, part.samples, *wishes, self._mark()
         head[FIELDS:] = present
         watch.lap("compute")
         if self._courier is not None:
@@ -141,8 +144,18 @@ class SharedExchange:
             self._step_on(totals, _nothing)
         self._seen = self._look()
         self._replica.clear_gradients()  # the user's own step, which follows, moves nothing
-        weight, samples, more, stop = totals[:NUMBER].tolist()
-        return Meeting(int(samples), weight, more > 0, stop > 0, applied=True)
+        weight, samples, more, stop, save, quit = totals[:NUMBER].tolist()
+        rejected, head[REJECTED] = bool(head[REJECTED]), 0
+        return Meeting(
+            int(samples),
+            weight,
+            more > 0,
+            stop > 0,
+            applied=True,
+            save=save > 0,
+            quit=quit > 0,
+            rejected=rejected,
+        )
 
     def after_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
         """All is done before the step."""
@@ -150,6 +163,28 @@ class SharedExchange:
 
     def end_epoch(self, watch: Stopwatch) -> None:
         """Nothing is left to do."""
+
+    def settle(self, watch: Stopwatch) -> Meeting | None:
+        """Nothing is put off."""
+        return None
+
+    def snapshot(self) -> dict[str, Any]:
+        """What the sums carry over."""
+        return copy_vectors(self._carried())
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave."""
+        fill_vectors(self._carried(), saved)
+
+    def restore_shared(self, saved: dict[str, Any]) -> None:
+        """What the sums of the old ranks carried over does not fit these."""
+
+    def _carried(self) -> dict[str, Vector]:
+        return {
+            f"{number}-{name}": vector
+            for number, total in enumerate(self._sums or ())
+            for name, vector in total.carried.items()
+        }
 
     def close(self) -> None:
         """Let every rank's optimizer have the state of all slices again, and give the memory back.
@@ -199,11 +234,24 @@ class SharedExchange:
             weigh(total, weights[0], out=total)
         else:
             add_up([row[piece] for row in room.gradients], weights, out=total)
+        if not is_finite(total):
+            self._add_up_sound(piece, weights, total)
         if self._sums is None:
             across.all_reduce(total)
             self.bytes_sent += 2 * (across.size - 1) * total.nbytes // across.size
         else:
             self.bytes_sent += self._sums[number].all_reduce(total)
+
+    def _add_up_sound(self, piece: slice, weights: list[float], out: Vector) -> None:
+        """Add up what is finite, and mark the ranks whose gradients are not."""
+        rows = [row[piece] for row in self._room.gradients]
+        sound = [is_finite(row) for row in rows]
+        for rank, whole in enumerate(sound):
+            if not whole:
+                self._room.heads[rank, REJECTED] = 1
+                rows[rank][:] = 0
+        if len(rows) > 1:  # a single row is the sum itself
+            add_up(rows, weights, out=out)
 
     def _all_ready_for(self, bucket: int) -> Any:
         def ready() -> bool:
@@ -247,6 +295,8 @@ class SharedExchange:
 
         def from_the_node(piece: slice, out: Vector) -> None:
             add_up([row[piece] for row in self._room.gradients], weights, out=out)
+            if not is_finite(out):
+                self._add_up_sound(piece, weights, out)
             self._rule.merge(out, weight, out=out)
 
         def from_the_sums(piece: slice, out: Vector) -> None:

@@ -9,6 +9,7 @@ from paceline.comm import World
 from paceline.comm.coded_sum import make_sums
 from paceline.observe import Stopwatch
 from paceline.rules import BSP, State, WeightRule
+from paceline.training.exchange.carried import copy_vectors, fill_vectors
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Message, Part
 from paceline.vectors import Vector, cut
@@ -22,7 +23,7 @@ class WeightExchange:
     made of the weights that the replicas have in common when they begin to train alone.
     """
 
-    free, works = False, True
+    free, works, alike, checks_gradients = False, True, False, False
 
     def __init__(self, world: World, replica: Any, rule: WeightRule, number: int = 0) -> None:
         self._replica, self._rule, self._alone = replica, rule, world.size == 1
@@ -40,6 +41,7 @@ class WeightExchange:
         self._sums = make_sums(world, rule.wire, sizes, weights.dtype)
         self._state: State | None = None
         self._steps_taken = self._meetings = 0
+        self._put_off: Part | None = None
         if not rule.start_after:
             self._make_state()
         self._begin_period()
@@ -70,14 +72,22 @@ class WeightExchange:
         self._samples += part.samples
         self._weight += part.weight
         seconds = monotonic() - self._began
-        if part.more and not self._rule.period.is_over(self._steps, seconds):
+        over = not part.more or self._rule.period.is_over(self._steps, seconds)
+        if not over and not (part.save or part.quit):
             return None
-        return self._meet(part.more, part.stop, watch)
+        return self._meet(part, watch, early=not over)
 
     def end_epoch(self, watch: Stopwatch) -> None:
         """Meet at the end of a user's epoch, whether the period is over or not."""
         if self._steps_taken >= self._rule.start_after:
-            self._meet(more=True, stop=False, watch=watch)
+            self._meet(Part(more=True), watch)
+
+    def settle(self, watch: Stopwatch) -> Meeting | None:
+        """The meeting that somebody put off who came only to save, if this rank wants one."""
+        if self._put_off is None:
+            return None
+        part, self._put_off = self._put_off, None
+        return self._meet(part, watch)
 
     def close(self) -> None:
         """Give the memory of the messages back."""
@@ -92,13 +102,67 @@ class WeightExchange:
         """The rule's centre, where it has one; before that, the replicas are equal."""
         return None if self._state is None else self._rule.centre(self._state)
 
-    def _meet(self, more: bool, stop: bool, watch: Stopwatch) -> Meeting:
+    def snapshot(self) -> dict[str, Any]:
+        """The rule's state and the period that is under way; the arrays are copies."""
+        put_off = self._put_off
+        return {
+            "state": None if self._state is None else copy_vectors(self._state),
+            "carried": {str(at): copy_vectors(s.carried) for at, s in enumerate(self._sums or ())},
+            "gradients": self._gradients.snapshot() if self._gradients else {},
+            "steps_taken": self._steps_taken,
+            "meetings": self._meetings,
+            "steps": self._steps,
+            "samples": self._samples,
+            "weight": self._weight,
+            "told": self._told,
+            "seconds": monotonic() - self._began,
+            "put_off": None if put_off is None else [put_off.more, put_off.stop],
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave."""
+        self._steps_taken, self._meetings = saved["steps_taken"], saved["meetings"]
+        self._steps, self._samples = saved["steps"], saved["samples"]
+        self._weight, self._told = saved["weight"], saved["told"]
+        self._began = monotonic() - saved["seconds"]
+        more_and_stop = saved["put_off"]
+        if more_and_stop is not None:
+            self._put_off = Part(more=more_and_stop[0], stop=more_and_stop[1])
+        if saved["state"] is not None:
+            if self._state is None:
+                self._make_state()
+            fill_vectors(self._state or {}, saved["state"])
+        for at, total in enumerate(self._sums or ()):
+            fill_vectors(total.carried, saved["carried"].get(str(at), {}))
+        if self._gradients is not None:
+            self._gradients.restore(saved["gradients"])
+
+    def restore_shared(self, saved: dict[str, Any]) -> None:
+        """The rule's state; the period begins anew."""
+        self._steps_taken, self._meetings = saved["steps_taken"], saved["meetings"]
+        if saved["state"] is not None:
+            if self._state is None:
+                self._make_state()
+            fill_vectors(self._state or {}, saved["state"])
+
+    def _meet(self, wishes: Part, watch: Stopwatch, early: bool = False) -> Meeting:
         by_samples = self._rule.by_samples and not self._alone  # alone, 1 keeps every bit
-        part = Part(self._samples, self._weight if by_samples else 1.0, more, stop)
+        part = wishes._replace(
+            samples=self._samples - self._told, weight=self._weight if by_samples else 1.0
+        )
         if self._state is None:
-            meeting = Meeting(int(part.samples), part.weight, more, stop)
+            meeting = Meeting(
+                int(part.samples), part.weight, part.more, part.stop, False, part.save, part.quit
+            )
+            if early:
+                meeting = meeting._replace(put_off=True)
         else:
-            meeting = self._merge_next_piece(self._state, part, watch)
+            meeting = self._merge_next_piece(self._state, part, watch, early)
+        if meeting.put_off:
+            self._told = self._samples
+            self._put_off = None if early else wishes._replace(save=False, quit=False)
+            watch.lap("communication")
+            return meeting
         if not self._rule.keep_momentum:
             self._replica.reset_optimizer()
         watch.lap("communication")
@@ -106,7 +170,7 @@ class WeightExchange:
         self._begin_period()
         return meeting
 
-    def _merge_next_piece(self, whole: State, part: Part, watch: Stopwatch) -> Meeting:
+    def _merge_next_piece(self, whole: State, part: Part, watch: Stopwatch, early: bool) -> Meeting:
         turn = self._meetings % len(self._slices)
         piece = self._slices[turn]
         weights = self._replica.parameters()[piece]
@@ -114,8 +178,8 @@ class WeightExchange:
         sent = self._message.vector[: weights.size]
         self._rule.contribute(weights, state, part.weight, out=sent)
         coded = self._sums[turn] if self._sums else None
-        meeting = self._message.travel(part, watch, sent.size, coded)
-        if meeting.weight:
+        meeting = self._message.travel(part, watch, sent.size, coded, early)
+        if meeting.weight and not meeting.put_off:
             self._rule.merge(sent, meeting.weight, weights, state)
             self._replica.accept_parameters()
         return meeting
@@ -125,5 +189,5 @@ class WeightExchange:
             self._state = self._rule.begin(self._replica.parameters())
 
     def _begin_period(self) -> None:
-        self._steps, self._samples, self._weight = 0, 0.0, 0.0
+        self._steps, self._samples, self._weight, self._told = 0, 0.0, 0.0, 0.0
         self._began = monotonic()

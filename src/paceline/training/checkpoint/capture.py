@@ -1,0 +1,121 @@
+"""What a checkpoint holds of a run, and how a run takes it up."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from paceline.frameworks import accept_generator_states, generator_states, seed_generators
+from paceline.observe import EpochRecord, TimeSplit
+from paceline.training.checkpoint.resumed import Resumed
+from paceline.training.checkpoint.tree import Tree
+from paceline.vectors import checksum
+
+if TYPE_CHECKING:
+    from paceline.training.run import Run
+
+_CLOCK = ("samples_per_epoch", "epoch", "step", "samples", "samples_in_epoch")
+
+
+def capture_common(run: Run) -> Tree:
+    """What is the same for all ranks, from the one that leads; the arrays are copies."""
+    replica, leg = run.replica, run.worker.place.leg
+    tree: Tree = {
+        "parameters": replica.parameters().copy(),
+        "constants": replica.constants().copy(),
+        "clock": {name: getattr(run.clock, name) for name in _CLOCK},
+        "leg": {"size": leg.size, "batch_size": leg.batch_size, "ranges": _listed(leg.ranges)},
+        "history": [asdict(record) for record in run.history],
+        "stopping": run.stopping.snapshot(),
+        "run": run.snapshot(),
+    }
+    if run.exchange.alike:
+        tree["optimizer"] = replica.optimizer_state()
+    return tree
+
+
+def capture_own(run: Run, leaders_constants: int) -> Tree:
+    """What only this rank knows; `leaders_constants` is a hash of those that the leader saves."""
+    worker, replica = run.worker, run.replica
+    split = worker.watch.peek()
+    tree: Tree = {
+        "buffers": replica.buffers().copy(),
+        "exchange": run.exchange.snapshot(),
+        "generators": generator_states(),
+        "taken": worker.place.taken,
+        "ended": worker.place.ended,
+        "loss_sum": worker.place.loss_sum,
+        "seconds": worker.place.elapsed(),
+        "rejected": worker.rejected,
+        "time": asdict(split),
+        "callbacks": [_state_of(callback) for callback in run.trainer.callbacks],
+    }
+    if not run.exchange.alike:
+        tree["parameters"] = replica.parameters().copy()
+        tree["optimizer"] = replica.optimizer_state()
+    constants = replica.constants()
+    if checksum(constants) != leaders_constants:
+        tree["constants"] = constants.copy()
+    return tree
+
+
+def take_up_replica(replica: Any, resumed: Resumed, same_optimizer: bool) -> None:
+    """Before the exchange is made: the model, equal on all ranks, and this rank's optimizer."""
+    replica.parameters()[:] = resumed.common["parameters"]
+    replica.accept_parameters()
+    if replica.constants().size:
+        own = resumed.own.get("constants", resumed.common["constants"])
+        replica.constants()[:] = own
+        replica.accept_constants()
+    state = dict(resumed.common.get("optimizer") or resumed.own["optimizer"])
+    if not same_optimizer:  # its settings are others now
+        state.pop("groups", None)
+    replica.accept_optimizer_state(state)
+    if replica.buffers().size:
+        replica.buffers()[:] = resumed.own["buffers"]
+        replica.accept_buffers()
+
+
+def take_up_run(run: Run, resumed: Resumed) -> None:
+    """After the exchange is made: where this rank was."""
+    common, own, worker = resumed.common, resumed.own, run.worker
+    for name in _CLOCK:
+        setattr(run.clock, name, common["clock"][name])
+    run.history[:] = [
+        EpochRecord(**{**record, "time": TimeSplit(**record["time"])})
+        for record in common["history"]
+    ]
+    run.stopping.restore(common["stopping"])
+    run.restore(common["run"])
+    if not run.exchange.alike:
+        run.replica.parameters()[:] = resumed.parameters()
+        run.replica.accept_parameters()
+    samples = None if not hasattr(run.train, "__len__") else len(run.train)
+    batch_size = run.config.data.batch_size * run.config.accumulate
+    place = worker.place
+    if not run.exchange.free:
+        place.leg, place.taken = resumed.leg(samples, run.world.size, batch_size)
+    place.loss_sum, place.before_s = resumed.loss_sum(), own["seconds"]
+    if resumed.same_ranks:
+        run.exchange.restore(own["exchange"])
+        accept_generator_states(own["generators"])
+        place.ended, worker.rejected = own["ended"], own["rejected"]
+        worker.watch.put_back(TimeSplit(**own["time"]))
+        for callback, state in zip(run.trainer.callbacks, own["callbacks"], strict=False):
+            accept = getattr(callback, "accept_state", None)
+            if accept is not None and state is not None:
+                accept(state)
+    else:
+        run.exchange.restore_shared(own["exchange"])
+        seed = run.config.seed + 1_000_003 * run.world.rank + 7_919 * (run.clock.step + 1)
+        seed_generators(seed)  # those of the first steps would come again
+
+
+def _state_of(callback: Any) -> Any:
+    """Plain values that a callback wants back, if it has any."""
+    state = getattr(callback, "state", None)
+    return state() if callable(state) else None
+
+
+def _listed(ranges: Any) -> Any:
+    return None if ranges is None else [list(pair) for pair in ranges]

@@ -1,0 +1,144 @@
+"""A run that goes on: which checkpoint it takes up, and what of it each rank gets.
+
+With as many ranks as before every rank gets back what it had, to the last bit. With another number,
+the replicas of a rule that keeps them equal are what they were; those that train by themselves go
+on from their mean, their consensus or the centre, each with the optimizer of one of the old ranks.
+The samples that were left are dealt anew in either case, so that each comes exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import World
+from paceline.data import Leg
+from paceline.errors import CheckpointError
+from paceline.training.centre import SavedCentre
+from paceline.training.centre.saved import unpack
+from paceline.training.checkpoint.store import Store, newest_sound
+from paceline.training.checkpoint.tree import Tree
+from paceline.training.once import once
+from paceline.vectors import Vector
+
+FOLDER = "checkpoints"
+_log = logging.getLogger("paceline.training")
+
+
+class Resumed:
+    """A checkpoint as this rank of the run that goes on sees it."""
+
+    def __init__(self, store: Store, name: str, world: World) -> None:
+        self._store, self._name, self._world = store, name, world
+        self.facts = store.facts(name)
+        self.common = store.read(name, "common")
+
+    @property
+    def same_ranks(self) -> bool:
+        """Whether there are as many as there were."""
+        return bool(self.facts["ranks"] == self._world.size)
+
+    def describe(self) -> str:
+        """For the user: where the run goes on."""
+        ranks = self.facts["ranks"]
+        others = "" if self.same_ranks else f" (of {ranks} rank{'s' * (ranks > 1)})"
+        return f"resuming {self._store.folder.parent} after step {self.facts['step']}{others}"
+
+    def check(self, expected: Tree) -> None:
+        """Refuse a checkpoint of another model, rule or data."""
+        found = [
+            f"{name} was {self.facts.get(name)}, is {value}"
+            for name, value in expected.items()
+            if self.facts.get(name) != value
+        ]
+        if found:
+            raise CheckpointError(
+                f"the run in {self._store.folder.parent} cannot go on with these settings: "
+                f"{'; '.join(found)}. Restore them, or start a new run"
+            )
+
+    @cached_property
+    def own(self) -> Tree:
+        """What this rank had; of another number of ranks, what one of them had."""
+        workers = self.facts["workers"]
+        return self._read_rank(workers[self._world.rank % len(workers)])
+
+    def everybody(self, take: Callable[[Tree], Any]) -> list[Any]:
+        """Something of every worker's part, one after the other."""
+        return [take(self._read_rank(rank)) for rank in self.facts["workers"]]
+
+    def _read_rank(self, rank: int) -> Tree:
+        return self._store.read(self._name, f"rank-{rank}")
+
+    @cached_property
+    def centre(self) -> SavedCentre | None:
+        """The centre, or the ledger of workers without one."""
+        hosts = self.facts["hosts"]
+        if not hosts:
+            return None
+        in_hand = self.everybody(lambda part: part["exchange"]["tickets"])
+        parts = [self._store.read(self._name, f"host-{rank}") for rank in hosts]
+        saved = unpack(parts, [number for numbers in in_hand for number in numbers])
+        if not self.same_ranks:  # nobody will tell what the old workers had not told yet
+            untold = self.everybody(lambda part: part["exchange"])
+            for name in ("samples", "loss"):
+                saved.ledger[name] += sum(worker[name] for worker in untold)
+        return saved
+
+    def parameters(self) -> Vector:
+        """This rank's; with another number of ranks, those that all begin with."""
+        if self.centre is not None and self.centre.centre.size and not self.same_ranks:
+            return self.centre.centre
+        own: Vector = self.own["parameters"]
+        return own if self.same_ranks else self._mean(np.zeros_like(own))
+
+    def _mean(self, total: Vector) -> Vector:
+        """Of the replicas: by the weights of gossip, or the samples since the last meeting."""
+        weights = np.array(self.everybody(lambda part: part["exchange"]["weight"]))
+        shares = (
+            weights / weights.sum() if weights.sum() else np.full(len(weights), 1 / len(weights))
+        )
+        for share, rank in zip(shares.tolist(), self.facts["workers"], strict=True):
+            total += total.dtype.type(share) * self._read_rank(rank)["parameters"]
+        return total
+
+    def leg(self, samples: int | None, size: int, batch_size: int) -> tuple[Leg, int]:
+        """What is left of the epoch, and how many batches of it this rank has had."""
+        saved = self.common["leg"]
+        ranges = None if saved["ranges"] is None else tuple(map(tuple, saved["ranges"]))
+        leg = Leg(saved["size"], saved["batch_size"], ranges)
+        if (leg.size, leg.batch_size) == (size, batch_size) and self.same_ranks:
+            return leg, self.own["taken"]
+        taken = self.everybody(lambda part: part["taken"])
+        if ranges is None and not any(taken):
+            return Leg(size, batch_size), 0
+        return Leg(size, batch_size, leg.rest(samples, taken)), 0
+
+    def loss_sum(self) -> float:
+        """This rank's share of the epoch's sum of losses so far."""
+        if self.same_ranks:
+            return float(self.own["loss_sum"])
+        return sum(self.everybody(lambda part: part["loss_sum"])) if self._world.rank == 0 else 0.0
+
+
+def find_resumed(resume: str | None, run_dir: Path | None, world: World) -> Resumed | None:
+    """The checkpoint to go on from; None to begin. All ranks ask together.
+
+    With `auto` there need not be one.
+    """
+    if resume is None or run_dir is None:
+        return None
+    store = Store(run_dir / FOLDER)
+    name = once(world, lambda: newest_sound(store, _log.warning))
+    if name is not None:
+        return Resumed(store, name, world)
+    if resume != "auto":
+        raise CheckpointError(
+            f"{run_dir} holds no checkpoint to go on from; set checkpoint_every in the next run"
+        )
+    return None

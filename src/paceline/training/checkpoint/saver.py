@@ -1,0 +1,107 @@
+"""Checkpoints of a run: when they are due, and how they get to disk while training goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from time import monotonic
+from typing import Any, NamedTuple
+
+from paceline.errors import OutputError
+from paceline.rules.period import Period
+from paceline.training.checkpoint.store import Store
+from paceline.training.checkpoint.tree import Tree
+
+
+def name_of(number: int) -> str:
+    """Of the checkpoint after so many steps."""
+    return f"step-{number:08d}"
+
+
+class Opened(NamedTuple):
+    """A checkpoint that is being made."""
+
+    number: int | None
+    """None: it cannot be written."""
+    constants: int
+    """A hash of the constants that the leader saves."""
+
+
+class Saver:
+    """Writes checkpoints in a thread, one at a time.
+
+    The leading rank opens one, every rank then hands over its parts and goes on training; what it
+    hands over is a copy. The leader's thread waits for all parts to be on disk and commits them.
+    A checkpoint that cannot be written is reported, and training goes on.
+    """
+
+    def __init__(
+        self, store: Store, every: int | str | None, report: Callable[[str], None]
+    ) -> None:
+        self._store, self._report = store, report
+        self._period = Period.parse(every) if every is not None else None
+        self.each_epoch = every == "epoch"
+        self.regular = every is not None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-saver")
+        self._under_way: list[Future[None]] = []
+        self._problem: OutputError | None = None
+        self.begin_period(0)
+
+    def begin_period(self, step: int) -> None:
+        """A checkpoint is being made, or the run begins."""
+        self._since_step, self._since = step, monotonic()
+
+    def is_due(self, step: int) -> bool:
+        """Whether one is due after that many steps of this rank."""
+        period = self._period
+        if period is None or self.each_epoch:
+            return False
+        return period.is_over(step - self._since_step, monotonic() - self._since)
+
+    def open(self, step: int) -> int | None:
+        """The leader begins one, when the last is done; None if it cannot be written."""
+        self._wait()
+        try:
+            self._store.begin(name_of(step))
+        except OutputError as error:
+            self._note(error)
+            return None
+        return step
+
+    def add(self, number: int, part: str, tree: Tree) -> None:
+        """Write a part of it, later."""
+        self._submit(self._store.write, name_of(number), part, tree)
+
+    def commit(self, number: int, parts: Sequence[str], facts: Tree) -> None:
+        """Let it be a checkpoint when all parts are there."""
+        self._submit(self._store.commit, name_of(number), parts, facts)
+
+    def finish(self) -> OutputError | None:
+        """Wait until all is on disk; what went wrong with the last one."""
+        self._wait()
+        return self._problem
+
+    def close(self) -> None:
+        """Wait, and end the thread."""
+        self._wait()
+        self._thread.shutdown()
+
+    def _submit(self, action: Callable[..., None], *details: Any) -> None:
+        self._under_way.append(self._thread.submit(action, *details))
+
+    def _wait(self) -> None:
+        """Until what was handed over before is done."""
+        if not self._under_way:
+            return
+        self._problem = None
+        while self._under_way:
+            error = self._under_way.pop(0).exception()
+            if isinstance(error, OutputError):
+                self._note(error)
+            elif error is not None:
+                raise error
+
+    def _note(self, error: OutputError) -> None:
+        if self._problem is None:
+            self._report(str(error))
+        self._problem = error

@@ -1,0 +1,87 @@
+"""Ranks that see different data, or none, all hear of it."""
+
+import numpy as np
+import pytest
+
+from paceline.comm.threads import run_world
+from paceline.errors import ConfigError, DataError
+from paceline.training.config import read_config
+from paceline.training.datasets import open_datasets
+
+X, Y = np.arange(40.0).reshape(20, 2), np.arange(20)
+
+
+def errors_of(ranks, data_of):
+    """What each rank says when it opens its data; none may be left waiting."""
+
+    def program(world):
+        try:
+            open_datasets(read_config({"data": data_of(world.rank)}), world)
+        except Exception as error:
+            return error
+        return None
+
+    return run_world(ranks, program)
+
+
+def test_a_file_that_one_rank_has_not_is_an_error_on_all(tmp_path):
+    np.savez(tmp_path / "d.npz", x=X, y=Y)
+    names = [str(tmp_path / name) for name in ("d.npz", "d.npz", "gone.npz")]
+    errors = errors_of(3, lambda rank: {"train": names[rank]})
+    assert all(isinstance(error, DataError) for error in errors)
+    for error in errors[:2]:
+        assert str(error).startswith("rank 2 (threads) cannot open the training data: there is no")
+        assert "gone.npz" in str(error)
+    assert str(errors[2]).startswith("there is no file")
+
+
+def test_validation_data_is_looked_at_as_well(tmp_path):
+    names = ["digits", str(tmp_path / "gone.npy")]
+    errors = errors_of(2, lambda rank: {"train": "digits", "validation": names[rank]})
+    assert "rank 1 (threads) cannot open the validation data" in str(errors[0])
+
+
+def test_an_error_of_settings_stays_one_and_others_are_put_in_words():
+    class Odd:
+        def __len__(self):
+            raise KeyError("odd")
+
+        def __getitem__(self, _):
+            return 0
+
+    errors = errors_of(2, lambda rank: {"train": "no_such_module:f" if rank else "digits"})
+    assert [type(error) for error in errors] == [ConfigError, ConfigError]
+    errors = errors_of(2, lambda rank: {"train": Odd() if rank else [1, 2]})
+    assert "rank 1" in str(errors[0])
+    assert "KeyError: 'odd'" in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ((X[:9], Y[:9]), "rank 1 has 9 training samples, rank 0 has 20"),
+        ((X.astype(np.float32), Y), "samples of float32 (2,), int64 (), rank 0 has float64 (2,)"),
+        ((X + 1, Y), "has other training samples than rank 0"),
+        ((X, Y + 1), "checksum"),
+    ],
+    ids=["length", "kind", "inputs", "targets"],
+)
+def test_data_that_differ_are_an_error_on_all(other, said):
+    errors = errors_of(2, lambda rank: {"train": other if rank else (X, Y)})
+    for error in errors:
+        assert isinstance(error, DataError)
+        assert said in str(error)
+        assert "every rank must see the same data" in str(error)
+
+
+def test_equal_data_pass():
+    assert errors_of(3, lambda rank: {"train": (X.copy(), Y.copy())}) == [None] * 3
+
+
+def test_rank_0_decides_on_the_data_of_the_mnist_model(tmp_path, monkeypatch):
+    found = iter([True, False])  # on one node it is at hand, on the other not
+    monkeypatch.setattr("paceline.training.datasets._is_at_hand", lambda _: next(found))
+    monkeypatch.setattr("paceline.training.datasets._provide_mnist", lambda _: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    errors = errors_of(2, lambda rank: {})
+    assert all("MNIST is not in" in str(error) for error in errors)
