@@ -5,8 +5,12 @@ import textwrap
 
 import pytest
 
-from paceline.errors import ConfigError
+from paceline.comm import SoloWorld
+from paceline.data import open_data
+from paceline.errors import ConfigError, PacelineError
 from paceline.functions import load_function
+from paceline.training.build import build_replica
+from paceline.training.config import RunConfig
 
 
 @pytest.fixture(autouse=True)
@@ -50,10 +54,61 @@ def test_a_module_is_found_in_the_current_directory(tmp_path):
     assert load_function("pack_of_test.deep:build")() == 5
 
 
-@pytest.mark.parametrize("spec", ["build", ":build", "net.py:", ":"])
-def test_a_text_that_names_no_function_is_refused(spec):
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *("build", ":build", "net.py:", ":", "", "trap", "trap.py", "trap:", "trap:3", "trap:a.b"),
+        *("trap://host/data", "trap:/folder/data", "trap:\\data", "trap :build", "./trap:build"),
+        *(".trap:build", "trap.:build", "trap;x:build", "trap:build()", "trap:build\n"),
+    ],
+)
+def test_a_text_of_another_form_is_refused_and_imports_nothing(tmp_path, spec):
+    write(tmp_path / "trap.py", "raise SystemError('imported')\n")
+    before, path = set(sys.modules), list(sys.path)
     with pytest.raises(ConfigError, match=r"names no function; write file\.py:function"):
         load_function(spec)
+    assert set(sys.modules) == before
+    assert sys.path == path
+
+
+@pytest.mark.parametrize("spec", ["trap", "trap.py", "trap://host/data", "trap.csv"])
+def test_data_and_models_of_that_name_import_nothing(tmp_path, spec):
+    write(tmp_path / "trap.py", "raise SystemError('imported')\n")
+    with pytest.raises(PacelineError, match=r"names no (data|function)"):
+        open_data(spec, part="train")
+    with pytest.raises(ConfigError, match="names no function"):
+        build_replica(RunConfig(model=spec), SoloWorld())
+    assert "trap" not in sys.modules
+
+
+def test_only_the_file_that_is_named_is_imported(tmp_path):
+    write(tmp_path / "bystander_of_test.py", "raise SystemError('imported')\n")
+    write(tmp_path / "named_of_test.py", "def build():\n    return 3\n")
+    before = set(sys.modules)
+    assert load_function("named_of_test.py:build")() == 3
+    assert set(sys.modules) - before == {"named_of_test"}
+
+
+def test_files_that_cannot_be_opened_are_named(tmp_path):
+    (tmp_path / "folder.py").mkdir()
+    with pytest.raises(ConfigError, match=r"there is no file folder\.py"):
+        load_function("folder.py:build")
+    for place in ("x" * 5000 + ".py", "~nobody_of_that_name/net.py", "nul\0.py"):
+        with pytest.raises(ConfigError, match=r"cannot be opened|there is no file") as caught:
+            load_function(f"{place}:build")
+        assert len(str(caught.value)) < 6000
+    write(tmp_path / "net.txt", "def build(): pass\n")
+    with pytest.raises(ConfigError, match=r"net\.txt is no Python file; give it the ending \.py"):
+        load_function("net.txt:build")
+
+
+def test_a_directory_that_is_gone_is_an_error_of_ours(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    for spec in ("net_of_test:build", "net_of_test.py:build"):
+        with pytest.raises(ConfigError):
+            load_function(spec)
 
 
 def test_a_missing_file_and_a_missing_module_are_named():
@@ -90,6 +145,15 @@ def test_a_missing_function_lists_those_that_are_there(tmp_path):
             "ModuleNotFoundError: No module named 'no_such_thing_here'",
         ),
         ("import sys\nsys.exit(0)\n", r"SystemExit: 0 \(line 2\)"),
+        ("x = '\x00'\n", "(SyntaxError|ValueError): .*null bytes"),
+        ("x = " + "(" * 500 + ")" * 500 + "\n", "SyntaxError: too many nested parentheses"),
+        ("def f(): f()\nf()\n", "RecursionError: maximum recursion depth exceeded"),
+        (
+            "class Odd(Exception):\n    def __str__(self): return 1 / 0\nraise Odd\n",
+            r"imported: Odd \(line 3\)",
+        ),
+        ("raise ValueError('x' * 10**6)\n", r"ValueError: x{400,500}\.\.\. \(line 1\)"),
+        ("import sys\ndel sys.modules[__name__]\n1 / 0\n", r"ZeroDivisionError: .*\(line 3\)"),
     ],
 )
 def test_what_fails_on_import_is_named_and_forgotten(tmp_path, text, cause):
@@ -109,3 +173,9 @@ def test_a_name_that_is_taken_is_refused(tmp_path):
         ConfigError, match=r"module 'json', but that name is taken.*rename the file"
     ):
         load_function("json.py:build")
+
+
+def test_a_module_that_fails_to_give_its_function_is_named(tmp_path):
+    write(tmp_path / "moody_of_test.py", "def __getattr__(name):\n    raise OSError('moody')\n")
+    with pytest.raises(ConfigError, match=r"moody_of_test\.py:build cannot be had: OSError: moody"):
+        load_function("moody_of_test.py:build")

@@ -1,16 +1,13 @@
 """Open the data set that a user names by text."""
 
 import inspect
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from paceline.data import digits, mnist
 from paceline.data.convert import as_source
+from paceline.data.npy import map_npy, read_npz
 from paceline.data.sources import ArraySource, Source
 from paceline.data.streams import Stream
 from paceline.errors import DataError, PacelineError
@@ -38,78 +35,33 @@ def open_data(
     if spec == "mnist":
         return mnist.load(part, data_dir)
     if spec.endswith(".npz"):
-        return _open_npz(Path(spec).expanduser(), keys or DEFAULT_KEYS)
+        return _open_npz(spec, keys or DEFAULT_KEYS)
     if spec.endswith(".npy"):
         return _open_npy(spec)
     if ":" in spec:
         return _call(spec, part)
-    problem = "is a directory" if spec and Path(spec).is_dir() else "names no data"
+    problem = "is a directory" if spec and _is_directory(spec) else "names no data"
     raise DataError(f"'{spec}' {problem}; give one of: {KINDS}")
 
 
-def _open_npz(path: Path, keys: tuple[str, str]) -> ArraySource:
-    _check_file(path)
+def _is_directory(name: str) -> bool:
     try:
-        archive = np.load(path, allow_pickle=False)
-        if isinstance(archive, np.ndarray):
-            raise DataError(f"{path} holds a single array, not an archive; rename it to .npy")
-        with archive as arrays:
-            missing = [key for key in keys if key not in arrays]
-            if missing:
-                raise DataError(
-                    f"{path} has no array {' or '.join(missing)}; it has: "
-                    f"{', '.join(arrays.files) or 'none'}. Set data.keys to the names of inputs "
-                    "and targets"
-                )
-            inputs, targets = (arrays[key] for key in keys)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise _unreadable(path, "np.savez", error) from error
-    return ArraySource(inputs, targets, name=str(path))
+        return Path(name).is_dir()
+    except OSError:  # forbidden, or too long for a name
+        return False
+
+
+def _open_npz(name: str, keys: tuple[str, str]) -> ArraySource:
+    (inputs, targets), file = read_npz(name, keys)
+    return ArraySource(inputs, targets, name=name, files=(file,))
 
 
 def _open_npy(spec: str) -> ArraySource:
-    paths = [Path(name.strip()).expanduser() for name in spec.split(",")]
-    if len(paths) > 2:
-        raise DataError(f"{spec} names {len(paths)} files; give X.npy or X.npy,Y.npy")
-    arrays = [_map_npy(path) for path in paths]
-    return ArraySource(*arrays, name=spec)
-
-
-def _map_npy(path: Path) -> np.ndarray:
-    _check_file(path)
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise _unreadable(path, "np.save", error) from error
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise DataError(f"{path} is an archive of arrays; rename it to .npz")
-    return array
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise DataError(f"{path} is a directory; name the file in it")
-    if not path.is_file():
-        raise DataError(f"there is no file {path}; check the path (from {Path.cwd()})")
-    if path.stat().st_size == 0:
-        raise DataError(f"{path} is empty; write it again")
-
-
-def _unreadable(path: Path, writer: str, error: Exception) -> DataError:
-    if isinstance(error, PermissionError):
-        return DataError(f"{path} may not be read by this user; change its permissions")
-    with path.open("rb") as file:
-        known = file.read(6).startswith((b"\x93NUMPY", b"PK\x03\x04"))
-    if not known:
-        return DataError(f"{path} is no {path.suffix} file; write it with {writer}")
-    text = " ".join(str(error).split())
-    if "allow_pickle" in text or "Python objects" in text:
-        return DataError(
-            f"{path} holds Python objects, which are not read as they could run code; "
-            "save arrays of numbers, all samples of one shape"
-        )
-    return DataError(f"{path} is truncated or damaged ({text}); write it again with {writer}")
+    names = [name.strip() for name in spec.split(",")]
+    if len(names) > 2:
+        raise DataError(f"{spec} names {len(names)} files; give X.npy or X.npy,Y.npy")
+    arrays, files = zip(*(map_npy(name) for name in names), strict=True)
+    return ArraySource(*arrays, name=spec, files=files)
 
 
 def _call(spec: str, part: str) -> Source | Stream:

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import io
 import logging
 import math
 import os
@@ -31,6 +32,8 @@ TIMEOUT_S = 30.0
 IMAGES_MAGIC, LABELS_MAGIC = 0x803, 0x801
 SIDE = 28
 GZIP_MAGIC = b"\x1f\x8b"
+MOST_BYTES = 50_000_000
+"""Of one file, packed or not; the largest has 47,040,016. What has more is not read to its end."""
 
 
 def load(part: str, data_dir: str | Path | None = None) -> ArraySource:
@@ -95,7 +98,8 @@ def _read(directory: Path, stem: str, magic: int, shape: tuple[int, ...]) -> np.
     if path is None:
         raise DataError(f"{directory} has neither {stem} nor {stem}.gz")
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from error
     return _parse(_verify(content, stem, str(path)), magic, shape, str(path))
@@ -120,9 +124,15 @@ def _verify(content: bytes, stem: str, origin: str) -> bytes:
     """Unpack what is packed, and return the content if it is the one that MNIST has."""
     try:
         if content.startswith(GZIP_MAGIC):
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as unpacked:
+                content = unpacked.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{origin} is damaged: {error}; get it again") from error
+    if len(content) > MOST_BYTES:
+        raise DataError(
+            f"{origin} is damaged: it has more than {MOST_BYTES} bytes, and no file of MNIST has; "
+            "get it again"
+        )
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
     if found != MD5[stem]:
         raise DataError(
@@ -138,7 +148,7 @@ def _download(url: str, target: Path) -> None:
 
     try:
         with urlopen(url, timeout=TIMEOUT_S) as answer:
-            content = answer.read()
+            content = answer.read(MOST_BYTES + 1)
     except (OSError, HTTPException, ValueError) as error:
         cause = getattr(error, "reason", None) or error
         raise DataError(f"cannot download {url}: {cause}. {_remedy(None)}") from error
@@ -178,8 +188,14 @@ def _around(directory: Path) -> list[Path]:
 
 def _find(directory: Path, stem: str) -> Path | None:
     for path in (directory / stem, directory / f"{stem}.gz"):
-        if path.is_file():
-            return path
+        try:
+            if path.is_file():
+                return path
+        except OSError as error:  # else it would be taken for absent, and fetched
+            raise DataError(
+                f"cannot look for {path}: {error.strerror}; change its permissions, or name "
+                "another directory"
+            ) from error
     return None
 
 

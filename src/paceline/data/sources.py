@@ -1,12 +1,13 @@
 """Data with random access: any samples can be taken, in any order."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from paceline.data.batch import Batch
 from paceline.data.collate import Collate, collate_samples, torch_has
+from paceline.data.watch import WatchedFile
 from paceline.errors import DataError, PacelineError
 from paceline.functions import describe_failure
 from paceline.nests import is_array, leaves, map_leaves
@@ -31,7 +32,8 @@ class ArraySource:
     """Samples along the first axis of arrays: numpy, memory-mapped, torch, or nests of them.
 
     Whatever has a length and can be indexed by an int64 array will do. `transform` maps the
-    gathered inputs of every batch, so that images can stay small in memory.
+    gathered inputs of every batch, so that images can stay small in memory. `files` are those in
+    which the arrays lie: they must not change.
 
     >>> ArraySource(np.arange(6).reshape(3, 2), np.array([0, 1, 0])).take(np.array([2, 0])).inputs
     array([[4, 5],
@@ -45,13 +47,15 @@ class ArraySource:
         *,
         transform: Callable[[Any], Any] | None = None,
         name: str = "arrays",
+        files: Sequence[WatchedFile] = (),
     ) -> None:
         self.name = name
+        self._files = files
         self.inputs = map_leaves(_as_indexable, inputs)
         self.targets = None if targets is None else map_leaves(_as_indexable, targets)
         self.transform = transform
-        self._length = _agree_on_length(self._leaves(), name)
-        in_memory = not any(_is_mapped(leaf) for leaf in self._leaves())
+        self._length = _agree_on_length(self.arrays(), name)
+        in_memory = not any(_is_mapped(leaf) for leaf in self.arrays())
         self.cheap = in_memory and transform is None
 
     def __len__(self) -> int:
@@ -59,6 +63,20 @@ class ArraySource:
 
     def take(self, indices: np.ndarray) -> Batch:
         indices = np.ascontiguousarray(indices, dtype=np.int64)
+        # Before, as reading beyond the end of a mapped file that was cut ends the process by
+        # SIGBUS; after, as it may have been written to meanwhile.
+        self.check_files()
+        try:
+            batch = self._gather(indices)
+        except PacelineError:
+            raise
+        except Exception as error:
+            where = Batch(None, None, len(indices), indices).where()
+            raise _unreadable(where, self.name, error) from error
+        self.check_files()
+        return batch
+
+    def _gather(self, indices: np.ndarray) -> Batch:
         inputs = map_leaves(lambda leaf: _gather(leaf, indices), self.inputs)
         if self.transform is not None:
             inputs = self.transform(inputs)
@@ -67,7 +85,13 @@ class ArraySource:
             targets = map_leaves(lambda leaf: _gather(leaf, indices), self.targets)
         return Batch(inputs, targets, len(indices), indices)
 
-    def _leaves(self) -> list[Any]:
+    def check_files(self) -> None:
+        """Raise if a file in which the arrays lie is not what it was."""
+        for file in self._files:
+            file.check()
+
+    def arrays(self) -> list[Any]:
+        """Those of the inputs, then those of the targets."""
         targets = [] if self.targets is None else list(leaves(self.targets))
         return [*leaves(self.inputs), *targets]
 
@@ -91,9 +115,15 @@ class DatasetSource:
         self._by_torch = torch_has(dataset, "utils", "data", "Dataset")
         try:
             self._length = len(dataset)
+        except PacelineError:
+            raise
         except (TypeError, NotImplementedError) as error:
             raise DataError(
                 f"{self.name} has no length; give it __len__, or make it iterable"
+            ) from error
+        except Exception as error:
+            raise DataError(
+                f"the length of {self.name} cannot be read: {describe_failure(error)}"
             ) from error
         _refuse_empty(self._length, self.name)
 
@@ -178,10 +208,12 @@ def _is_mapped(array: Any) -> bool:
 
 
 def _gather(array: Any, indices: np.ndarray) -> Any:
+    if not isinstance(array, np.ndarray):
+        return array[indices]
     # A view as plain ndarray: np.take on a memmap would dress the batch as a memmap too.
-    return (
-        np.asarray(array).take(indices, axis=0) if isinstance(array, np.ndarray) else array[indices]
-    )
+    taken = np.asarray(array).take(indices, axis=0)
+    # Files may come from a machine of the other byte order, which no framework takes.
+    return taken if taken.dtype.isnative else taken.astype(taken.dtype.newbyteorder("="))
 
 
 def _unreadable(where: str, name: str, error: Exception) -> DataError:
