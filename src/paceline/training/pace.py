@@ -60,8 +60,19 @@ _active: contextvars.ContextVar[tuple[Pace, ...]] = contextvars.ContextVar("acti
 class Pace:
     """A model in pace with its peers on the other ranks; made by `keep_pace`."""
 
-    def __init__(self, world: World, loop: Any, rule: Rule, frame: Frame, overlap: bool) -> None:
+    def __init__(
+        self,
+        world: World,
+        loop: Any,
+        rule: Rule,
+        frame: Frame,
+        overlap: bool,
+        max_rejected: int,
+    ) -> None:
         self.world = world
+        self.rejected = 0
+        """Steps of this rank whose gradients were not finite and were left out."""
+        self._max_rejected, self._steps = max_rejected, 0
         self._loop, self._clip_norm = loop, frame.clip_norm
         start_equal(world, loop)
         self._exchange = make_exchange(world, loop, rule, frame)
@@ -105,8 +116,15 @@ class Pace:
                 "over paceline.shard(...), which gives it no batches, or look at pace.workers"
             )
         part = self._begin_part()
+        self._steps += 1
+        if not self._exchange.checks_gradients and not self._loop.gradients_are_finite():
+            self._loop.clear_gradients()
+            part = self._part = part._replace(weight=0.0)
+            self._note_rejected()
         self._watch.lap("compute")
         meeting = self._exchange.before_step(part, self._watch)
+        if meeting is not None and meeting.rejected:
+            self._note_rejected()
         if self._clip_norm is not None and not (meeting and meeting.applied):
             self._loop.clip(self._clip_norm)
 
@@ -115,6 +133,16 @@ class Pace:
         self._watch.lap("compute")
         part, self._part = self._begin_part(), None
         self._exchange.after_step(part, self._watch)
+
+    def _note_rejected(self) -> None:
+        """Count gradients that were kept out of a step; too many end the run."""
+        self.rejected += 1
+        most = self._max_rejected
+        found = f"a gradient is not finite at step {self._steps} on rank {self.world.rank}"
+        if self.rejected > most:
+            counted = f" ({self.rejected} rejected, max_rejected is {most})" if most else ""
+            raise TrainingError(f"{found}{counted}; look at its batch, or lower the learning rate")
+        _log.warning("%s: rejected (%d of at most %d)", found, self.rejected, most)
 
     def end_epoch(self, by: object) -> None:
         """A shard is through; if this loop trains on it, that is the end of its epoch."""
@@ -126,7 +154,7 @@ class Pace:
         while self.world.size > 1 or self._exchange.free:
             self._loop.clear_gradients()
             meeting = self._exchange.before_step(Part(), self._watch)
-            if meeting is not None and meeting.more and not meeting.applied:
+            if meeting is not None and meeting.more and meeting.weight and not meeting.applied:
                 if self._clip_norm is not None:
                     self._loop.clip(self._clip_norm)
                 self._loop.apply()
@@ -179,6 +207,7 @@ def keep_pace(
     clip_norm: float | None = None,
     share: bool = True,
     overlap: bool = False,
+    max_rejected: int = 10,
     world: World | None = None,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
@@ -196,6 +225,9 @@ def keep_pace(
     gone after the step. With share=False every rank has its own. With `overlap`, gradients travel
     to other nodes while backward still runs: then a step has one backward, and nothing changes the
     gradients after it.
+
+    Gradients that are not finite are left out of the step; more than `max_rejected` times on one
+    rank end the run.
     """
     world = world or init()
     limit_threads(fair_threads(world))
@@ -207,7 +239,7 @@ def keep_pace(
         )
     loop = make_loop(model, optimizer)
     frame = Frame(number=next_number(world), clip_norm=clip_norm, share=share)
-    pace = Pace(world, loop, rule, frame, overlap)
+    pace = Pace(world, loop, rule, frame, overlap, max_rejected)
     end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
     others = _active.get()
     _active.set((*others, pace))

@@ -8,7 +8,10 @@ import numpy as np
 
 from paceline.comm import World
 from paceline.errors import ReplicaError
-from paceline.vectors import checksum, differences
+from paceline.vectors import Layout, Vector, checksum, differences
+
+_SHOWN = 5
+"""Names in a message."""
 
 
 def start_equal(world: World, replica: Any) -> None:
@@ -37,13 +40,29 @@ def start_equal(world: World, replica: Any) -> None:
 
 def check_equal(world: World, replica: Any) -> None:
     """Raise on every rank when the parameters are not the same everywhere."""
-    sums = world.share(checksum(replica.parameters()))
-    differing = [str(rank) for rank, other in enumerate(sums) if other != sums[0]]
-    if differing:
-        raise ReplicaError(
-            f"the parameters on rank {', '.join(differing)} differ from rank 0's; nothing but the "
-            "exchange may write to them"
-        )
+    vector = replica.parameters()
+    sums = world.share(checksum(vector))
+    differing = [rank for rank, other in enumerate(sums) if other != sums[0]]
+    if not differing:
+        return
+    names = _differing_names(world, replica.layout, vector, differing)
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    raise ReplicaError(
+        f"the parameters on rank {', '.join(map(str, differing))} differ from rank 0's in "
+        f"{', '.join(names[:_SHOWN])}{more}; nothing but the exchange may write to them"
+    )
+
+
+def _differing_names(
+    world: World, layout: Layout, vector: Vector, differing: list[int]
+) -> list[str]:
+    sums = [checksum(vector[e.offset : e.offset + e.size]) for e in layout.entries]
+    everyone = world.share(sums)
+    return [
+        entry.name
+        for at, entry in enumerate(layout.entries)
+        if any(everyone[rank][at] != everyone[0][at] for rank in differing)
+    ]
 
 
 def average_buffers(world: World, replica: Any, works: bool = True) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.data import Stream, batches_per_epoch
-from paceline.errors import OutputError
+from paceline.errors import ConfigError, OutputError
 from paceline.frameworks import seed_generators
 from paceline.launch.world import init, together
 from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
@@ -133,6 +133,11 @@ class Trainer:
             share=config.share,
         )
         self._exchange = exchange = make_exchange(world, self.replica, config.rule, frame)
+        if config.check_replicas is not None and not exchange.alike:
+            raise ConfigError(
+                "check_replicas compares replicas that are equal after every step, and by rule "
+                f"{config.rule.name} each goes its own way; leave it out"
+            )
         try:
             began, stopped = time.perf_counter(), self._run(exchange, train, validation)
         except BaseException:

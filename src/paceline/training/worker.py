@@ -22,6 +22,7 @@ from paceline.training.clock import Clock
 from paceline.training.config import RunConfig
 from paceline.training.exchange import Exchange, FreeExchange, Meeting, Part
 from paceline.training.orders import Orders
+from paceline.training.start import check_equal
 
 _log = logging.getLogger("paceline.training")
 
@@ -125,12 +126,19 @@ class Worker:
             place.ended = not more
             after(loss, self._count(batch, meeting))
             began = self._record(began, loss, batch)
+            self._check_replicas()
             meeting = self._pause_if_asked(meeting)
         self.stopped = meeting.stop
         totals = np.array([place.loss_sum])
         self.world.all_reduce(totals)
         self.watch.lap("communication")
         return float(totals[0] / self.clock.samples_in_epoch)
+
+    def _check_replicas(self) -> None:
+        every = self.config.check_replicas
+        if every is not None and self.clock.step % every == 0:
+            check_equal(self.world, self.replica)
+            self.watch.lap("communication")
 
     def _go_on(self, meeting: Meeting | None) -> Meeting | None:
         """A meeting that a pause had put off, which brought no new samples but those of others."""

@@ -94,12 +94,15 @@ def take_up_run(run: Run, resumed: Resumed) -> None:
     batch_size = run.config.data.batch_size * run.config.accumulate
     place = worker.place
     if not run.exchange.free:
-        place.leg, place.taken = resumed.leg(samples, run.world.size, batch_size)
+        place.leg, place.taken, same_leg = resumed.leg(samples, run.world.size, batch_size)
+        place.ended = same_leg and own["ended"]
+        if not same_leg and "put_off" in own["exchange"]:
+            own["exchange"]["put_off"] = None  # who had no more batches may have some now
     place.loss_sum, place.before_s = resumed.loss_sum(), own["seconds"]
     if resumed.same_ranks:
         run.exchange.restore(own["exchange"])
         accept_generator_states(own["generators"])
-        place.ended, worker.rejected = own["ended"], own["rejected"]
+        worker.rejected = own["rejected"]
         worker.watch.put_back(TimeSplit(**own["time"]))
         for callback, state in zip(run.trainer.callbacks, own["callbacks"], strict=False):
             accept = getattr(callback, "accept_state", None)

@@ -107,17 +107,18 @@ class Resumed:
             total += total.dtype.type(share) * self._read_rank(rank)["parameters"]
         return total
 
-    def leg(self, samples: int | None, size: int, batch_size: int) -> tuple[Leg, int]:
-        """What is left of the epoch, and how many batches of it this rank has had."""
+    def leg(self, samples: int | None, size: int, batch_size: int) -> tuple[Leg, int, bool]:
+        """What is left of the epoch, how many batches of it this rank has had, and whether it is
+        dealt as it was."""
         saved = self.common["leg"]
         ranges = None if saved["ranges"] is None else tuple(map(tuple, saved["ranges"]))
         leg = Leg(saved["size"], saved["batch_size"], ranges)
         if (leg.size, leg.batch_size) == (size, batch_size) and self.same_ranks:
-            return leg, self.own["taken"]
+            return leg, self.own["taken"], True
         taken = self.everybody(lambda part: part["taken"])
         if ranges is None and not any(taken):
-            return Leg(size, batch_size), 0
-        return Leg(size, batch_size, leg.rest(samples, taken)), 0
+            return Leg(size, batch_size), 0, False
+        return Leg(size, batch_size, leg.rest(samples, taken)), 0, False
 
     def loss_sum(self) -> float:
         """This rank's share of the epoch's sum of losses so far."""

@@ -15,6 +15,7 @@ from paceline.training.centre import Direct, Distant, News, Parcel, Report, find
 from paceline.training.exchange.carried import copy_vectors, fill_vectors
 from paceline.training.exchange.frame import Frame
 from paceline.training.exchange.free import FreeExchange
+from paceline.training.exchange.sound import check_sound
 from paceline.vectors import Vector
 
 
@@ -119,8 +120,9 @@ class CentreExchange(FreeExchange):
         terms = self._rule.terms(self._steps_taken, self._steps_since_push, workers)
         if push:
             self._steps_since_push = 0
-        report = self._make_report(push, pull)
         weights = self._replica.parameters()
+        check_sound(weights, self._world.rank)
+        report = self._make_report(push, pull)
         if self._thread is None:
             side = Direct(self._rule, weights, self._state)
             self._hear_of(report, *self._travel(report, terms, side))

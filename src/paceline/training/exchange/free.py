@@ -17,6 +17,7 @@ from paceline.training.centre.saved import Keep
 from paceline.training.checkpoint.saver import Opened
 from paceline.training.exchange.carried import copy_vectors, fill_vectors
 from paceline.training.exchange.message import Meeting, Part
+from paceline.training.once import once
 from paceline.vectors import Vector
 
 _LOOK_EVERY_S = 0.02
@@ -137,7 +138,7 @@ class FreeExchange(ABC):
         """
         self._come_to_rest()
         self._saved = self.news.saves
-        agreed = self.team.tell(agree())
+        agreed = once(self.team, agree)
         if agreed.number is not None:
             self._centre.save(agreed.number)
             keep(agreed)

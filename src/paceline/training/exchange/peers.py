@@ -15,6 +15,7 @@ from paceline.training.centre.packets import Packet
 from paceline.training.exchange.carried import fill_vectors
 from paceline.training.exchange.frame import Frame
 from paceline.training.exchange.free import FreeExchange
+from paceline.training.exchange.sound import check_sound
 from paceline.vectors import Vector
 
 _LEAST_WEIGHT = 2.0**-100
@@ -94,6 +95,7 @@ class GossipExchange(FreeExchange):
         self._weight = self._rule.halve(self._weight)
         self._outbox.note(self._weight)
         weights = self._replica.parameters()
+        check_sound(weights, self._world.rank)
         if self._feedback is None:
             self._outbox.vector(weights.size, weights.dtype)[:] = weights
         else:

@@ -12,6 +12,7 @@ from paceline.rules import BSP, State, WeightRule
 from paceline.training.exchange.carried import copy_vectors, fill_vectors
 from paceline.training.exchange.gradients import GradientExchange
 from paceline.training.exchange.message import Meeting, Message, Part
+from paceline.training.exchange.sound import check_sound
 from paceline.vectors import Vector, cut
 
 
@@ -27,6 +28,7 @@ class WeightExchange:
 
     def __init__(self, world: World, replica: Any, rule: WeightRule, number: int = 0) -> None:
         self._replica, self._rule, self._alone = replica, rule, world.size == 1
+        self._rank = world.rank
         self._plain = self._alone and rule.plain_alone
         self._gradients = (
             GradientExchange(world, replica, BSP(wire=rule.wire), number)
@@ -176,6 +178,7 @@ class WeightExchange:
         weights = self._replica.parameters()[piece]
         state = {name: vector[piece] for name, vector in whole.items()}
         sent = self._message.vector[: weights.size]
+        check_sound(weights, self._rank)
         self._rule.contribute(weights, state, part.weight, out=sent)
         coded = self._sums[turn] if self._sums else None
         meeting = self._message.travel(part, watch, sent.size, coded, early)

@@ -186,15 +186,16 @@ def test_any_checkpoint_of_a_run_leads_to_its_end(tmp_path, rule, settings):
         (folder / name).rename(folder / f"gone-{name}x")
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, capsys):
     whole = fit(tmp_path / "run", 2, BSP(), checkpoint_every=5)
     newest = tmp_path / "run" / "checkpoints" / "step-00000024"
     content = bytearray((newest / "common.safetensors").read_bytes())
     content[-3] ^= 1
     (newest / "common.safetensors").write_bytes(content)
     again = fit(tmp_path / "run", 2, BSP(), resume="auto")
-    assert "step-00000024 is damaged" in caplog.text
-    assert "step-00000020 before it is used" in caplog.text
+    said = capsys.readouterr().err
+    assert "step-00000024 is damaged" in said
+    assert "step-00000020 before it is used" in said
     assert weights(again[0].model).tobytes() == weights(whole[0].model).tobytes()
 
 
@@ -242,7 +243,7 @@ def test_a_time_limit_interrupts(tmp_path):
     assert len(Store(tmp_path / "run" / "checkpoints").names()) == 1
 
 
-def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog):
+def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, capsys):
     import paceline.training.checkpoint.store as store
 
     whole = fit(tmp_path / "whole", 2, BSP())
@@ -252,5 +253,5 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr(store, "write_file", full)
     found = fit(tmp_path / "run", 2, BSP(), checkpoint_every=5)
-    assert "No space left on device" in caplog.text
+    assert "No space left on device" in capsys.readouterr().err
     assert weights(found[0].model).tobytes() == weights(whole[0].model).tobytes()
