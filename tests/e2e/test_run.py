@@ -70,14 +70,14 @@ def test_an_exception_on_one_rank_ends_all_within_seconds(paceline, script, wait
 def test_no_shared_memory_is_left_behind(paceline, script, end):
     name = script(
         "import os, paceline\nworld = paceline.init()\nworld.barrier()\n"
-        "inside = [d for d in os.listdir('/dev/shm') if d.startswith('paceline-')]\n"
-        "print('inside', sum(len(os.listdir(f'/dev/shm/{d}')) for d in inside), flush=True)\n"
+        "folder = os.environ['PACELINE_JOB_FOLDER']\n"
+        "print(f'inside {folder} {len(os.listdir(folder))}\\n', end='', flush=True)\n"
         f"if world.rank == 1: {end}\nworld.barrier()\n"
     )
-    before = set(Path("/dev/shm").iterdir())
     done = paceline("run", "-n", "2", "--", name, timeout_s=40)
-    assert re.search(r"inside [1-9]", done.stdout), "the job has its segments there"
-    assert set(Path("/dev/shm").iterdir()) <= before
+    inside = re.search(r"inside (/dev/shm/paceline-\S+) [1-9]", done.stdout)
+    assert inside, "the job has its segments there"
+    assert not Path(inside[1]).exists()
 
 
 def test_ranks_that_fail_at_one_moment_say_it_once(paceline, script):

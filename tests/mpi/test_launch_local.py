@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch.local import find_mpirun, remove_stale_memory
+from paceline.launch.local import find_mpirun
 
 try:
     KIND = find_mpirun().kind
@@ -20,14 +20,15 @@ except LaunchError as error:
 
 LAUNCH = """
 import sys
-from paceline.launch.local import remove_stale_memory, Job, start
+from paceline.launch.local import Job, start
 sys.exit(start(Job(int(sys.argv[1]), 1, (sys.executable, *sys.argv[2:]))))
 """
 HELLO = """
 import os
 from mpi4py import MPI
 world = MPI.COMM_WORLD
-print("rank", world.rank, "of", world.size, "asked", os.environ["PACELINE_RANKS"], flush=True)
+asked = os.environ["PACELINE_RANKS"]
+print(f"rank {world.rank} of {world.size} asked {asked}\\n", end="", flush=True)
 """
 EXIT_3 = """
 import sys
@@ -46,11 +47,11 @@ MPI.COMM_WORLD.Barrier()
 SILENT_ABORT = "from mpi4py import MPI; MPI.COMM_WORLD.Abort(5)"
 READ_STDIN = "import sys; from mpi4py import MPI; print(repr(sys.stdin.read()), flush=True)"
 WAIT = """
-import signal, sys, time
+import os, signal, sys, time
 from mpi4py import MPI
 if "deaf" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("up", flush=True)
+os.write(1, b"up\\n")  # one write: print() may take two, and ranks under Hydra share a pipe
 time.sleep(100)
 """
 
@@ -174,6 +175,9 @@ def test_a_signal_to_the_launcher_ends_all_ranks(number):
 def test_ranks_that_ignore_sigterm_are_ended_too():
     process, marker = waiting("deaf")
     process.send_signal(signal.SIGTERM)
+    if KIND != "openmpi":  # Hydra waits for them
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
     assert wait_until_gone(marker, seconds=5) == []
 
@@ -195,15 +199,3 @@ def test_what_a_launcher_leaves_behind_is_killed():
     process.communicate(timeout=20)
     assert process.returncode == 4
     assert wait_until_gone(marker, seconds=5) == []
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="PR_SET_PDEATHSIG is Linux's")
-def test_no_rank_outlives_a_launcher_that_was_killed():
-    process, marker = waiting()
-    process.kill()
-    process.communicate(timeout=20)
-    assert wait_until_gone(marker, seconds=10) == []
-    remove_stale_memory()  # it may belong to somebody whom we cannot see
-    assert list(Path("/dev/shm").glob("paceline-*"))
-    remove_stale_memory(unused_s=0)  # what it had no time for itself
-    assert not list(Path("/dev/shm").glob("paceline-*"))

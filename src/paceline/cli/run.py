@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from paceline.cli.ranks import add_rank_options, start_or_join
 from paceline.errors import LaunchError
+from paceline.launch.foreground import SAVED
 from paceline.launch.world import everyone, fail
 
 
@@ -19,7 +20,7 @@ def add_parser(commands: Any) -> None:
         help="start any Python script on N ranks",
         description="Start a Python script on N ranks over MPI. An exception on one rank ends all "
         "of them. Example: paceline run -n 4 -- train.py --lr 0.1",
-        usage="paceline run [-n N] [--threads T] -- SCRIPT [ARGUMENTS ...]",
+        usage="paceline run [-n N] [--threads T] [--restarts N] -- SCRIPT [ARGUMENTS ...]",
     )
     add_rank_options(parser)
     parser.add_argument("script", help="a Python file, or -m and a module")
@@ -50,6 +51,8 @@ def _run_script(script: str, arguments: list[str]) -> int:
     except SystemExit as stop:
         if stop.code in (None, 0):
             return 0
+        if stop.code == SAVED:  # all ranks do so together: none waits for this one
+            return SAVED
         _end_all(stop)
     except BaseException as error:
         _end_all(error)

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.ranks import add_rank_options, start_or_join
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, Interrupted
+from paceline.launch.environment import detect
 from paceline.launch.world import fail, init
 from paceline.models import MODELS
 from paceline.rules import RULES
@@ -20,6 +21,12 @@ from paceline.training.config import (
     read_config,
     read_yaml,
 )
+from paceline.training.rundir import find_run_dir, make_fresh
+
+
+def _number_or_text(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
 
 _FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--rule", "rule", {"help": f"how the ranks keep pace: {', '.join(RULES)} (default bsp)"}),
@@ -84,6 +91,39 @@ _FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         "validate_every",
         {"type": int, "help": "epochs between validations (default 1)"},
     ),
+    (
+        "--checkpoint-every",
+        "checkpoint_every",
+        {
+            "type": _number_or_text,
+            "help": "save every epoch, N steps, or a time as 10m (default: only when told to end)",
+        },
+    ),
+    (
+        "--keep-checkpoints",
+        "keep_checkpoints",
+        {"type": int, "metavar": "K", "help": "keep the newest K (default 2)"},
+    ),
+    (
+        "--max-time",
+        "max_time",
+        {"help": "save and end after that time, as 90m, with exit code 75"},
+    ),
+    (
+        "--max-rejected",
+        "max_rejected",
+        {
+            "type": int,
+            "metavar": "N",
+            "help": "batches a rank may reject for a loss or gradients that are not finite "
+            "(default 10)",
+        },
+    ),
+    (
+        "--check-replicas",
+        "check_replicas",
+        {"type": int, "metavar": "N", "help": "compare the replicas every N steps (bsp)"},
+    ),
     ("--seed", "seed", {"type": int, "help": "of model, data order and dropout (default 1)"}),
     (
         "--data-dir",
@@ -110,7 +150,8 @@ def add_parser(commands: Any) -> None:
         help="train a model on N ranks",
         description="Train MODEL on TRAIN, validate on VAL. Example: paceline train mnist -n 2",
         epilog="All settings can be given in a YAML file (--config) or by --set; flags win over "
-        "the file, --set over flags. Exit code: 0 done, 2 wrong settings, 1 anything else.",
+        "the file, --set over flags. Exit code: 0 done, 2 wrong settings, 75 told to end (saved; "
+        "--resume goes on), 130 the same by Ctrl-C, 1 anything else.",
     )
     parser.add_argument(
         "model",
@@ -127,8 +168,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("validation", nargs="?", metavar="VAL", help="the same kinds as TRAIN")
     add_rank_options(parser)
     for flag, setting, options in _FLAGS:
-        metavar = options.get("metavar", flag.removeprefix("--").upper().replace("-", "_"))
-        parser.add_argument(flag, dest=setting, metavar=metavar, **options)
+        usual = {"metavar": flag.removeprefix("--").upper().replace("-", "_")}
+        parser.add_argument(flag, dest=setting, **(usual | options))
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="DIR",
+        help="go on with the run in DIR, with its settings unless others are given; auto: with "
+        "the newest checkpoint in --run-dir, or of the newest such run in runs/, if there is one",
+    )
     parser.add_argument("--config", metavar="RUN.yaml", help="settings of the run")
     parser.add_argument(
         "--set",
@@ -143,7 +192,20 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
     config = _read_settings(args)  # in the launcher too: wrong settings need no ranks to be found
-    return start_or_join(args, given, lambda: _train(config, args.summary))
+    if args.restarts and not detect().launched:
+        config, given = _fix_run_dir(config, given)
+    return start_or_join(
+        args, given, lambda: _train(config, args.summary), lambda: [*given, "--resume", "auto"]
+    )
+
+
+def _fix_run_dir(config: RunConfig, given: list[str]) -> tuple[RunConfig, list[str]]:
+    """Runs that are started again must know their directory."""
+    if config.resume not in (None, "auto"):
+        return config, given
+    found = find_run_dir(config) or Path(config.run_dir or make_fresh(config))
+    config = config.model_copy(update={"run_dir": str(found)})
+    return config, [*given, "--run-dir", str(found)]
 
 
 def _read_settings(args: argparse.Namespace) -> RunConfig:
@@ -153,14 +215,28 @@ def _read_settings(args: argparse.Namespace) -> RunConfig:
         if file is not None:
             raise ConfigError(f"two run files were named: {model} and --config {file}")
         model, file = None, model
+    if args.resume not in (None, "auto"):
+        layers.append(_settings_of(Path(args.resume)))
     if file is not None:
         layers.append(read_yaml(Path(file)))
     named = {"model": model, "data.train": args.train, "data.validation": args.validation}
     named |= {setting: vars(args)[setting] for _, setting, _ in _FLAGS}
-    named["threads"] = args.threads
+    named |= {"threads": args.threads, "resume": args.resume}
     given = [_nested(key, value) for key, value in named.items() if value is not None]
     layers.append(combine(*given, *map(read_assignment, args.set)))
     return read_config(*layers)
+
+
+def _settings_of(run_dir: Path) -> dict[str, Any]:
+    """Those that a run had; what was given in Python has to be given again."""
+    if not (run_dir / "config.yaml").exists():
+        raise ConfigError(f"{run_dir} is not the directory of a run: it has no config.yaml")
+    settings = read_yaml(run_dir / "config.yaml")
+    return {key: value for key, value in settings.items() if not _was_an_object(value)}
+
+
+def _was_an_object(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("<") and value.endswith(">")
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -189,6 +265,12 @@ def _train(config: RunConfig, summary: str | None) -> int:
             render_final(result.history, sys.stdout, terminal, width, world.size)
             sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
             sys.stdout.flush()
+    except Interrupted as error:  # on all ranks: nobody waits
+        if world.rank == 0:
+            sys.stdout.flush()
+            sys.stderr.write(f"paceline: {error}\n")
+            sys.stderr.flush()
+        return error.code
     except BaseException as error:  # also SystemExit, from the user's model: the others wait
         if world.size == 1:
             raise

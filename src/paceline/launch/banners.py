@@ -1,25 +1,74 @@
-"""Filter Open MPI's banners out of stderr, so that the user reads one message: the rank's own."""
+"""Filter a launcher's banners out of its output, so that the user reads one message: the rank's."""
 
 import re
+from dataclasses import dataclass
 
-_RULE = re.compile(rb"-{60,}\s*")
-_MARKS = (b"prterun", b"MPI_ABORT was invoked", b"Primary job terminated", b"mpirun detected")
-# These explain a death that no rank can explain itself (out of memory, a bad executable).
-_KEEP = (b"exited on signal", b"unable to", b"not enough slots")
-# PMIx says this when a rank is gone before it was told to go; the rank's own words come besides.
-_NOISE = re.compile(rb"\[[^\]]+:\d+\] PMIX ERROR: .*\bpmix_server\.c at line \d+\s*")
+from paceline.launch.deaths import Death, read_death
+
 _MAX_BLOCK_LINES = 40
+_ABORTED = b"MPI_ABORT was invoked"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a launcher speaks: blocks between two lines that match `rule`, and lines of `noise`.
+
+    A block that holds one of the `marks` is a banner, unless it holds one of `keep`; so is one that
+    tells of a death by signal which we can read. `blank_first`: an empty line before a banner
+    belongs to it. `ends_with_nul`: so does a NUL after it.
+    """
+
+    rule: re.Pattern[bytes]
+    marks: tuple[bytes, ...]
+    noise: re.Pattern[bytes]
+    keep: tuple[bytes, ...] = ()
+    blank_first: bool = False
+    ends_with_nul: bool = False
+
+    def is_banner(self, block: list[bytes]) -> bool:
+        # Open MPI wraps its sentences, so phrases are sought in the block as one line.
+        text = b" ".join(b"".join(block).split())
+        if read_death(text) is not None:
+            return True
+        return any(mark in text for mark in self.marks) and not any(k in text for k in self.keep)
+
+
+OPEN_MPI = Dialect(
+    rule=re.compile(rb"-{60,}\s*"),
+    marks=(b"prterun", _ABORTED, b"Primary job terminated", b"mpirun detected"),
+    # These explain what no rank can explain itself (a bad executable).
+    keep=(b"unable to", b"not enough slots", b"exited on signal"),
+    # PMIx says this when a rank is gone before it was told to go; the rank speaks for itself.
+    noise=re.compile(rb"\[[^\]]+:\d+\] PMIX ERROR: .*\bpmix_server\.c at line \d+\s*"),
+    ends_with_nul=True,  # of PRRTE's C string
+)
+
+# MPICH 5.0.2 writes its banner to stdout, and the last words of MPI_Abort to stderr.
+HYDRA = Dialect(
+    rule=re.compile(rb"={60,}\s*"),
+    marks=(b"BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",),
+    noise=re.compile(
+        rb"(YOUR APPLICATION TERMINATED WITH THE EXIT STRING: .*"
+        rb"|This typically refers to a problem with your application\."
+        rb"|Please see the FAQ page for debugging suggestions"
+        rb"|\[mpiexec@\S+\] (Sending Ctrl-C to processes as requested"
+        rb"|Press Ctrl-C again to force abort)"
+        rb"|Abort\(\d+\) on node \d+ .*application called MPI_Abort\(.*\) - process \d+)\s*"
+    ),
+    blank_first=True,
+)
 
 
 class BannerFilter:
-    """Take stderr in pieces and give back what the user should see of it.
+    """Take a stream in pieces and give back what the user should see of it.
 
-    A banner is a block between two lines of dashes that holds one of the known phrases. Every line
-    of dashes may open a block, also the one that ended another: programs draw such lines too, and
-    a filter that paired them strictly would lose count.
+    A banner is a block between two rules that holds one of the known phrases. Every rule may open
+    a block, also the one that ended another: programs draw such lines too, and a filter that paired
+    them strictly would lose count.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, dialect: Dialect = OPEN_MPI) -> None:
+        self._dialect = dialect
         self._partial = b""
         self._block: list[bytes] = []
         self._dropped: list[bytes] = []
@@ -27,38 +76,52 @@ class BannerFilter:
 
     def feed(self, data: bytes) -> bytes:
         """Take the next piece of the stream; return what can be shown at once."""
-        # PRRTE ends each banner with the NUL of its C string.
-        *lines, self._partial = (self._partial + data.replace(b"\0", b"")).split(b"\n")
+        if self._dialect.ends_with_nul:
+            data = data.replace(b"\0", b"")
+        *lines, self._partial = (self._partial + data).split(b"\n")
         return self._show(b"".join(self._take(line + b"\n") for line in lines))
 
     def pause(self) -> bytes:
         """Return what was held back and is no banner: the stream has paused."""
-        if self._block and _is_banner([*self._block, self._partial]):
+        if self._block and self._dialect.is_banner([*self._block, self._partial]):
             return b""
         return self._show(self._release())
 
     def close(self, failed: bool) -> bytes:
         """Return the rest; with the dropped banners if the job failed and said nothing else."""
-        if self._block and _is_banner([*self._block, self._partial]):
+        if self._block and self._dialect.is_banner([*self._block, self._partial]):
             self._dropped += [*self._block, self._partial]
             self._block, self._partial = [], b""
         rest = self._show(self._release())
-        return rest if self._shown or not failed else b"".join(self._dropped)
+        explained = self._shown or self.death is not None
+        return rest if explained or not failed else rest + b"".join(self._dropped)
+
+    @property
+    def death(self) -> Death | None:
+        """The death by a signal that the dropped banners give as the cause of the job's end."""
+        # A rank that aborts is the cause; that others die of it is none.
+        return read_death(b"".join(self._dropped).partition(_ABORTED)[0])
 
     def _take(self, line: bytes) -> bytes:
-        if _NOISE.fullmatch(line):
+        if self._dialect.noise.fullmatch(line):
             self._dropped.append(line)
             return b""
+        is_rule = self._dialect.rule.fullmatch(line) is not None
         if not self._block:
-            if not _RULE.fullmatch(line):
+            if not is_rule and not (self._dialect.blank_first and line == b"\n"):
                 return line
             self._block = [line]
             return b""
-        if not _RULE.fullmatch(line):
+        if self._block == [b"\n"]:
+            if not is_rule:
+                return self._release_block() + self._take(line)
+            self._block.append(line)
+            return b""
+        if not is_rule:
             self._block.append(line)
             full = len(self._block) > _MAX_BLOCK_LINES
             return self._release_block() if full else b""
-        if _is_banner(self._block):
+        if self._dialect.is_banner(self._block):
             self._dropped += [*self._block, line]
             self._block = []
             return b""
@@ -77,9 +140,3 @@ class BannerFilter:
     def _show(self, text: bytes) -> bytes:
         self._shown = self._shown or bool(text.strip())
         return text
-
-
-def _is_banner(block: list[bytes]) -> bool:
-    # Open MPI wraps its sentences, so phrases are sought in the block as one line.
-    text = b" ".join(b"".join(block).split())
-    return any(mark in text for mark in _MARKS) and not any(keep in text for keep in _KEEP)

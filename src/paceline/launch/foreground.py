@@ -1,4 +1,4 @@
-"""Run a launcher in the foreground: pass signals on, filter its stderr, leave no process behind."""
+"""Run a launcher in the foreground: pass signals on, filter its output, leave no process behind."""
 
 import ctypes
 import os
@@ -6,87 +6,199 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 from paceline.errors import LaunchError
-from paceline.launch.banners import BannerFilter
+from paceline.launch.banners import HYDRA, OPEN_MPI, BannerFilter
+from paceline.launch.deaths import Death, describe_death, describe_end, read_pulse
+from paceline.launch.undertaker import Undertaker, kill_job, members
+
+SAVES = "saves"
+"""In the job's folder: made by ranks that save and stop at a SIGUSR1."""
+
+SAVED = 75
+"""Exit code of ranks that saved and stopped before their work was done (EX_TEMPFAIL)."""
 
 _PAUSE_S = 0.1
-_STDERR = 2
+_ROSTER_PAUSE_S = 1.0
+_STDOUT, _STDERR = 1, 2
 _PR_SET_PDEATHSIG = 1
+_SAVING = b"paceline: saving and stopping (again to stop at once)\n"
+_DROPPED_USR2 = (
+    b"paceline: SIGUSR2 was dropped: this mpirun (Hydra) would end by it, not pass it on\n"
+)
 # mpirun knows no hang-up: a closed terminal ends the job like a SIGTERM.
-_FORWARD = {
+_ENDING = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,
     signal.SIGHUP: signal.SIGTERM,
 }
+_CAUGHT = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The process that leads a job: `kind` as of Mpirun, `name` as messages call it."""
+
+    name: str = "mpirun"
+    kind: str = "openmpi"
+
+    @property
+    def is_hydra(self) -> bool:
+        return self.kind in ("mpich", "intel")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job has ended: its exit code, and whether the launcher itself had got a signal."""
+
+    code: int
+    signalled: bool = False
+    saved: bool = False
 
 
 class _Signals:
-    """Pass the first signal on to the job; kill the whole job at the second."""
+    """Pass signals on to the job; kill the whole job at the second one that asks for its end.
 
-    def __init__(self) -> None:
-        self.first: int | None = None
-        self.child: subprocess.Popen[bytes] | None = None
+    Ranks that can save are asked to, once, whatever the signal was.
+    """
 
-    def receive(self, number: int, frame: FrameType | None) -> None:
-        again, self.first = self.first is not None, self.first or number
-        if self.child is None:
+    def __init__(self, folder: Path | None, leader: Leader) -> None:
+        self.received = False
+        self.ending: int | None = None
+        self.saving = False
+        self._folder = folder
+        self._leader = leader
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+
+    def receive(self, number: int, frame: FrameType | None = None) -> None:
+        self.received = True
+        if self._child is None:
+            self._early.append(number)
             return
+        again = number in _ENDING and self.ending is not None
+        if number in _ENDING:
+            self.ending = self.ending or number
         if again:
-            _kill_session(self.child.pid)
-        elif self.child.returncode is None:
-            os.kill(self.child.pid, _FORWARD[signal.Signals(number)])
+            kill_job(self._child.pid, self._folder)
+        elif self._child.returncode is None:
+            self._pass_on(signal.Signals(number), self._child.pid)
 
     def watch(self, child: subprocess.Popen[bytes]) -> None:
-        """Take on the child; a signal that came while it was being started goes to it now."""
-        self.child = child
-        if self.first is not None:
-            os.kill(child.pid, _FORWARD[signal.Signals(self.first)])
+        """Take on the child; signals that came while it was being started go to it now."""
+        self._child = child
+        for number in self._early:
+            self.receive(number)
+
+    def _pass_on(self, number: signal.Signals, pid: int) -> None:
+        can_save = self._folder is not None and (self._folder / SAVES).exists()
+        if self.saving or can_save:
+            if not self.saving:
+                os.kill(pid, signal.SIGUSR1)
+            # A scheduler that sends SIGUSR1 and later SIGTERM should not cut the saving short.
+            if not self.saving or number in _ENDING:
+                _write(_STDERR, _SAVING)
+            self.saving = True
+        elif number == signal.SIGUSR2 and self._leader.is_hydra:
+            _write(_STDERR, _DROPPED_USR2)
+        else:
+            os.kill(pid, _ENDING.get(number, number))
 
 
 def run_foreground(argv: Sequence[str], env: Mapping[str, str], raw: bool = False) -> int:
-    """Run `argv` without stdin and with stderr filtered (unless `raw`); return its exit code.
+    """Run `argv` without stdin and with stderr filtered (unless `raw`); return its exit code."""
+    return run_job(argv, env, raw, leader=Leader(Path(argv[0]).name)).code
+
+
+def run_job(
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    raw: bool = False,
+    folder: Path | None = None,
+    leader: Leader | None = None,
+    undertaker: Undertaker | None = None,
+) -> Ended:
+    """Run `argv` without stdin and with its output filtered (unless `raw`); tell how it ended.
 
     The child leads its own session: a Ctrl-C in the terminal reaches us alone and is passed on
-    once, and whatever stays behind when it ends is found by the session and killed.
+    once, and whatever stays behind when it ends is found by the session, or by the `folder` that
+    it was told, and killed. There the ranks leave word for us: that they can save, and which step
+    they are at.
     """
-    with _forwarding() as signals:
+    leader = leader or Leader()
+    with _forwarding(_Signals(folder, leader)) as signals:
+        piped = None if raw else subprocess.PIPE
         try:
             child = subprocess.Popen(
                 argv,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
-                stderr=None if raw else subprocess.PIPE,
+                stdout=piped if leader.is_hydra else None,
+                stderr=piped,
                 start_new_session=True,
                 preexec_fn=_die_with_parent(),
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise LaunchError(f"{argv[0]} could not be started: {error}.") from error
+        (undertaker or Undertaker()).tell_session(child.pid)
         signals.watch(child)
+        output = _Output(child, leader, folder)
         try:
-            if child.stderr is not None:
-                _pass_on(child, child.stderr.fileno())
+            output.pass_on(signals)
             child.wait()
         finally:
-            _kill_session(child.pid)
+            kill_job(child.pid, folder)
             child.wait()
-            if child.stderr is not None:
-                child.stderr.close()
+            output.close()
+    death = None if _was_asked_to_end(signals) else output.death
+    _tell_death(child.returncode, death, folder, leader, signals)
+    return Ended(
+        choose_code(child.returncode, signals.ending, death),
+        signals.received,
+        saved=child.returncode == SAVED,
+    )
+
+
+def choose_code(returncode: int, ending: int | None, death: Death | None) -> int:
+    """The exit code of a job whose leader gave `returncode`, after an `ending` signal or a `death`.
+
+    >>> choose_code(75, signal.SIGTERM, None), choose_code(75, signal.SIGINT, None)
+    (75, 130)
+    """
+    if returncode == SAVED and ending != signal.SIGINT:
+        return SAVED
     # mpirun answers a signal with exit code 1; the shell's convention says what happened.
-    if signals.first is not None and child.returncode != 0:
-        return 128 + signals.first
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+    if ending is not None and returncode != 0:
+        return 128 + ending
+    if death is not None:  # Hydra gives the bare number of the signal
+        return 128 + death.signal
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def _was_asked_to_end(signals: _Signals) -> bool:
+    """Whether ranks that die do so because we were told to end them; no rank dies of saving."""
+    return signals.ending is not None and not signals.saving
+
+
+def _tell_death(
+    returncode: int, death: Death | None, folder: Path | None, leader: Leader, signals: _Signals
+) -> None:
+    if death is not None:
+        _write(_STDERR, describe_death(death, read_pulse(folder)).encode())
+    elif returncode < 0 and signals.ending is None:
+        _write(_STDERR, describe_end(leader.name, -returncode).encode())
 
 
 @contextmanager
-def _forwarding() -> Iterator[_Signals]:
-    signals = _Signals()
+def _forwarding(signals: _Signals) -> Iterator[_Signals]:
     # A signal that is ignored (nohup, a shell's background job) stays ignored.
-    caught = [n for n in _FORWARD if signal.getsignal(n) is not signal.SIG_IGN]
+    caught = [n for n in _CAUGHT if signal.getsignal(n) is not signal.SIG_IGN]
     before = {n: signal.signal(n, signals.receive) for n in caught}
     try:
         yield signals
@@ -95,28 +207,86 @@ def _forwarding() -> Iterator[_Signals]:
             signal.signal(number, handler)
 
 
-def _pass_on(child: subprocess.Popen[bytes], source: int) -> None:
-    banners = BannerFilter()
-    while True:
-        readable, _, _ = select.select([source], [], [], _PAUSE_S)
-        if readable:
-            data = os.read(source, 65536)
-            if not data:
-                break
-            _write(banners.feed(data))
-        else:
-            _write(banners.pause())
-            # A daemon that a rank left behind may hold the pipe open for ever.
-            if child.poll() is not None:
-                break
-    _write(banners.close(failed=child.wait() != 0))
+class _Output:
+    """What the child writes, on its way through the filters to our own stdout and stderr."""
+
+    def __init__(self, child: subprocess.Popen[bytes], leader: Leader, folder: Path | None) -> None:
+        self._child = child
+        dialect = HYDRA if leader.is_hydra else OPEN_MPI
+        pipes = ((child.stdout, _STDOUT), (child.stderr, _STDERR))
+        self._filters = {
+            pipe.fileno(): (BannerFilter(dialect), target)
+            for pipe, target in pipes
+            if pipe is not None
+        }
+        self._roster = _Roster(child.pid, folder) if leader.is_hydra else None
+
+    def pass_on(self, signals: _Signals) -> None:
+        """Pass on what comes until the child has ended."""
+        sources = list(self._filters)
+        while sources:
+            readable, _, _ = select.select(sources, [], [], _PAUSE_S)
+            for source in readable:
+                data = os.read(source, 65536)
+                banners, target = self._filters[source]
+                _write(target, banners.feed(data))
+                if not data:
+                    sources.remove(source)
+            if self._roster is not None:
+                self._roster.look()
+            if not readable:
+                for source in sources:
+                    banners, target = self._filters[source]
+                    _write(target, banners.pause())
+                # A daemon that a rank left behind may hold the pipe open for ever.
+                if self._child.poll() is not None:
+                    break
+        failed = self._child.wait() not in (0, SAVED) and not _was_asked_to_end(signals)
+        for banners, target in self._filters.values():
+            _write(target, banners.close(failed))
+
+    @property
+    def death(self) -> Death | None:
+        """The rank that was killed by a signal, as the banners tell."""
+        deaths = (banners.death for banners, _ in self._filters.values())
+        death = next((d for d in deaths if d is not None), None)
+        if death is None or death.rank is not None or self._roster is None:
+            return death
+        return replace(death, rank=self._roster.ranks.get(death.pid))
+
+    def close(self) -> None:
+        for pipe in (self._child.stdout, self._child.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
-def _write(data: bytes) -> None:
-    # Nobody reads our stderr any more: the job goes on without its words.
+class _Roster:
+    """Which process is which rank: MPICH's Hydra tells only the number of a killed process."""
+
+    def __init__(self, session: int, folder: Path | None) -> None:
+        self.ranks: dict[int, int] = {}
+        self._session, self._folder = session, folder
+        self._size: int | None = None
+        self._next_s = 0.0
+
+    def look(self) -> None:
+        """Look at the processes of the job now and then, until all ranks are known."""
+        if time.monotonic() < self._next_s or len(set(self.ranks.values())) == self._size:
+            return
+        self._next_s = time.monotonic() + _ROSTER_PAUSE_S
+        for pid in members(self._session, self._folder):
+            with suppress(OSError, KeyError, ValueError):
+                text = Path(f"/proc/{pid}/environ").read_bytes()
+                environ = dict(e.split(b"=", 1) for e in text.split(b"\0") if b"=" in e)
+                self.ranks[pid] = int(environ[b"PMI_RANK"])
+                self._size = int(environ[b"PMI_SIZE"])
+
+
+def _write(target: int, data: bytes) -> None:
+    # Nobody reads our output any more: the job goes on without its words.
     with suppress(BrokenPipeError):
         while data:
-            data = data[os.write(_STDERR, data) :]
+            data = data[os.write(target, data) :]
 
 
 def _die_with_parent() -> Callable[[], None] | None:
@@ -132,21 +302,3 @@ def _die_with_parent() -> Callable[[], None] | None:
             os._exit(1)
 
     return ask
-
-
-def _kill_session(session: int) -> None:
-    """Kill every process of the session; ranks have process groups of their own, but share it."""
-    # The group of the leader is all that can be found where there is no /proc.
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(session, signal.SIGKILL)
-    for pid in _members(session):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def _members(session: int) -> Iterator[int]:
-    for entry in Path("/proc").glob("[0-9]*"):
-        pid = int(entry.name)
-        with suppress(OSError):
-            if os.getsid(pid) == session:
-                yield pid

@@ -4,11 +4,12 @@ import functools
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,11 @@ from pathlib import Path
 from paceline.errors import LaunchError
 from paceline.launch.cores import available_cores, numa_nodes
 from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.foreground import run_foreground
+from paceline.launch.foreground import Ended, Leader, run_job
+from paceline.launch.undertaker import remove_segments, undertaker
+
+RESTART = "PACELINE_RESTART"
+"""The variable that tells the ranks how often their job has been started again."""
 
 _VERSION_TIMEOUT_S = 20
 _SHARED_MEMORY = "/dev/shm"
@@ -106,32 +111,71 @@ def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str
 def start(job: Job) -> int:
     """Run the job in the foreground and return its exit code (128+n when signal n ended it).
 
-    Open MPI's banners are filtered from stderr; PACELINE_RAW=1 in the environment shows them.
-    Call it from the main thread: it takes over SIGINT, SIGTERM and SIGHUP while it runs.
+    The launcher's banners are filtered; PACELINE_RAW=1 in the environment shows them. Call it from
+    the main thread: it takes over the signals that end or stop a job while it runs.
     """
+    return start_ranks(job).code
+
+
+def start_ranks(job: Job, restart: int = 0) -> Ended:
+    """Run the job in the foreground, after so many restarts of it, and tell how it ended."""
     mpirun, machine = find_mpirun(), read_machine()
+    argv, extra = render_command(job, mpirun, machine)
+    leader = Leader(Path(mpirun.path).name, mpirun.kind)
     with shared_memory(mpirun) as place:
-        argv, extra = render_command(job, mpirun, machine)
-        environ = {name: value for name, value in os.environ.items() if name != JOB_FOLDER}
-        env = {**place, **environ, **extra}
-        return run_foreground(argv, env, raw=os.environ.get("PACELINE_RAW") == "1")
+        return _run(argv, place, extra | {RESTART: str(restart)}, leader)
+
+
+def start_alone(job: Job, restart: int = 0) -> Ended:
+    """Run a job of one rank as a child process, without MPI, so that it can be started again."""
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
+    leader = Leader(f"rank 0 ({socket.gethostname()})", "alone")
+    with _job_folder() as folder:
+        place = {**threads, JOB_FOLDER: str(folder)}
+        return _run(job.command, place, {"PACELINE_RANKS": "1", RESTART: str(restart)}, leader)
+
+
+def _run(
+    argv: Sequence[str], place: Mapping[str, str], extra: Mapping[str, str], leader: Leader
+) -> Ended:
+    """Run it with the variables of `place`, where the user set no others, and those of `extra`."""
+    environ = {name: value for name, value in os.environ.items() if name != JOB_FOLDER}
+    folder = Path(place[JOB_FOLDER])
+    since_s = time.time() if leader.kind == "mpich" else None
+    raw = os.environ.get("PACELINE_RAW") == "1"
+    with undertaker(folder, since_s) as guard:
+        ended = run_job(argv, {**place, **environ, **extra}, raw, folder, leader, guard)
+        if since_s is not None:
+            remove_segments(since_s)
+        shutil.rmtree(folder, ignore_errors=True)  # before the undertaker is sent home
+    return ended
 
 
 @contextmanager
 def shared_memory(mpirun: Mpirun) -> Iterator[dict[str, str]]:
-    """A place of its own for the job's shared memory, which goes when the job has ended.
+    """A place of its own for the job, in shared memory, which goes when the job has ended.
 
-    Ranks that are killed or aborted leave Open MPI's segments behind, megabytes each. Yields the
-    variables that tell Open MPI and the ranks the place.
+    Ranks that are killed or aborted leave Open MPI's segments behind, megabytes each: they lie
+    there, too. Yields the variables that tell Open MPI and the ranks the place.
     """
-    if mpirun.kind != "openmpi" or not os.access(_SHARED_MEMORY, os.W_OK):
-        yield {}
-        return
-    remove_stale_memory()
+    with _job_folder() as folder:
+        place = {JOB_FOLDER: str(folder)}
+        if mpirun.kind == "openmpi" and folder.is_relative_to(_SHARED_MEMORY):
+            place["OMPI_MCA_btl_sm_backing_directory"] = str(folder)
+        yield place
+
+
+@contextmanager
+def _job_folder() -> Iterator[Path]:
+    usable = os.access(_SHARED_MEMORY, os.W_OK)
+    if usable:
+        remove_stale_memory()
     with tempfile.TemporaryDirectory(
-        prefix=f"paceline-{os.getpid()}-", dir=_SHARED_MEMORY, ignore_cleanup_errors=True
-    ) as place:
-        yield {"OMPI_MCA_btl_sm_backing_directory": place, JOB_FOLDER: place}
+        prefix=f"paceline-{os.getpid()}-",
+        dir=_SHARED_MEMORY if usable else None,
+        ignore_cleanup_errors=True,
+    ) as folder:
+        yield Path(folder)
 
 
 def remove_stale_memory(unused_s: float = 60.0) -> None:

@@ -14,9 +14,10 @@ from types import TracebackType
 from typing import NoReturn, Protocol
 
 from paceline.comm import SoloWorld, World, current_world
-from paceline.errors import ConfigError, LaunchError, PacelineError
+from paceline.errors import ConfigError, Interrupted, LaunchError, PacelineError
 from paceline.launch.cores import affinity, available_cores
 from paceline.launch.environment import JOB_FOLDER, Environment, check_world, detect
+from paceline.launch.watch import hush, start_watch
 
 _joined: World | None = None
 _HAND_OVER_S = 0.2
@@ -34,7 +35,8 @@ def init() -> World:
     """The world this process belongs to; every call gives the same one.
 
     Under mpirun, srun or `paceline run` that is all the ranks they started; otherwise this process
-    alone, without MPI. From here on an uncaught exception on any rank ends all of them.
+    alone, without MPI. From here on an uncaught exception on any rank ends all of them, and so does
+    a rank that ends while the others wait for it.
     """
     global _joined
     in_thread = current_world.get()
@@ -63,6 +65,7 @@ def _join() -> World:
     check_world(environment, world.size)
     world.patience_s = choose_patience(environment, len(world.node_ranks), _cores_of_node(world))
     _abort_on_exception(world)
+    start_watch(world, lambda error: fail(world, error))
     return world
 
 
@@ -104,6 +107,7 @@ def everyone() -> Endable:
 
 def fail(world: Endable, error: BaseException) -> NoReturn:
     """Say once what went wrong and where, and end all ranks."""
+    hush()
     try:
         wait_for_turn(world.rank)
         if world.size > 1 and not is_first_to_speak():
@@ -170,11 +174,14 @@ def describe(world: Endable, error: BaseException) -> str:
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for wrong settings, as argparse has it; 130 for Ctrl-C; a rank's own wish; else 1."""
+    """2 for wrong settings, as argparse has it; 130 for Ctrl-C; 75 for a run that has saved and
+    wants to go on; a rank's own wish; else 1."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) and error.code else 1
     if isinstance(error, KeyboardInterrupt):
         return 130
+    if isinstance(error, Interrupted):
+        return error.code
     return 2 if isinstance(error, ConfigError) else 1
 
 

@@ -2,7 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch.banners import BannerFilter
+from paceline.launch.banners import HYDRA, OPEN_MPI, BannerFilter
+from paceline.launch.deaths import Death
 
 RULE = b"-" * 74 + b"\n"
 ABORT = RULE + b"MPI_ABORT was invoked on rank 1 in communicator\n  Errorcode: 7\n" + RULE
@@ -10,12 +11,30 @@ EXITED = RULE + b'prterun has exited due to process rank 1 calling\n"abort".\n' 
 PRIMARY = RULE + b"Primary job  terminated normally, but 1 process\nreturned non-zero.\n" + RULE
 DETECTED = RULE + b"mpirun detected that one or more processes exited\n" + RULE
 KILLED = RULE + b"prterun noticed that process rank 1 exited on\nsignal 9 (Killed).\n" + RULE
+TOLD = (
+    RULE
+    + b"prterun noticed that process rank 1 with PID 7 on node n07 exited on\nsignal 9.\n"
+    + RULE
+)
+HYDRA_RULE = b"=" * 83 + b"\n"
+HYDRA_KILLED = (
+    b"\n" + HYDRA_RULE + b"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    b"=   PID 7 RUNNING AT n07\n=   EXIT CODE: 9\n=   CLEANING UP REMAINING PROCESSES\n"
+    b"=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES\n" + HYDRA_RULE
+    + b"YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+    b"This typically refers to a problem with your application.\n"
+    b"Please see the FAQ page for debugging suggestions\n"
+)  # fmt: skip
+HYDRA_ABORT = (
+    b"Abort(7) on node 1 (rank 1 in comm 0): "
+    b"application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1\n"
+)
 NOISE = b"[n01:05766] PMIX ERROR: PMIX_ERR_UNREACH in file src/server/pmix_server.c at line 3146\n"
 BANNERS = [ABORT, EXITED, PRIMARY, DETECTED, NOISE]
 
 
-def through(data: bytes, failed: bool = True) -> bytes:
-    banners = BannerFilter()
+def through(data: bytes, failed: bool = True, **options) -> bytes:
+    banners = BannerFilter(**options)
     return banners.feed(data) + banners.close(failed)
 
 
@@ -38,8 +57,38 @@ def test_a_job_that_ended_well_shows_no_banners():
     assert through(ABORT, failed=False) == b""
 
 
-def test_a_death_by_signal_is_shown_beside_other_words():
+def test_a_death_by_signal_that_cannot_be_read_is_shown_beside_other_words():
     assert through(b"a warning\n" + KILLED) == b"a warning\n" + KILLED
+
+
+def test_a_death_by_signal_is_told_and_not_shown():
+    banners = BannerFilter()
+    assert banners.feed(TOLD) + banners.close(failed=True) == b""
+    assert banners.death == Death(1, 7, "n07", 9)
+
+
+def test_a_rank_that_dies_of_an_abort_is_no_cause():
+    banners = BannerFilter()
+    assert banners.feed(b"why\n" + ABORT + TOLD) + banners.close(failed=True) == b"why\n"
+    assert banners.death is None
+
+
+def test_the_banner_of_hydra_is_told_and_not_shown():
+    banners = BannerFilter(HYDRA)
+    shown = banners.feed(b"out\n" + HYDRA_KILLED[:150]) + banners.pause()
+    shown += banners.feed(HYDRA_KILLED[150:]) + banners.close(failed=True)
+    assert shown == b"out\n"
+    assert banners.death == Death(None, 7, "n07", 9)
+
+
+def test_hydras_words_of_an_abort_are_dropped_beside_a_message():
+    assert through(b"why\n" + HYDRA_ABORT, dialect=HYDRA) == b"why\n"
+    assert through(HYDRA_ABORT, dialect=HYDRA) == HYDRA_ABORT
+
+
+def test_what_is_no_banner_of_hydra_passes():
+    text = b"\n\none\n\n" + HYDRA_RULE + b"a table\0\n" + HYDRA_RULE + b"\n"
+    assert through(text, dialect=HYDRA) == text
 
 
 def test_plain_lines_pass_at_once():
@@ -79,11 +128,12 @@ def test_a_rank_that_quotes_a_phrase_without_rules_is_heard():
 
 
 @given(
-    st.lists(st.sampled_from([b"word\n", b"", b"half a line", RULE, b"\n", b"--\n"])),
+    st.lists(st.sampled_from([b"word\n", b"", b"half a line", RULE, HYDRA_RULE, b"\n", b"--\n"])),
     st.lists(st.booleans(), min_size=20),
+    st.sampled_from([OPEN_MPI, HYDRA]),
 )
-def test_nothing_but_banners_is_lost_or_reordered(pieces, pauses):
-    banners = BannerFilter()
+def test_nothing_but_banners_is_lost_or_reordered(pieces, pauses, dialect):
+    banners = BannerFilter(dialect)
     shown = b""
     for piece, pause in zip(pieces, pauses, strict=False):
         shown += banners.feed(piece)

@@ -5,7 +5,7 @@ import pytest
 
 from paceline.errors import LaunchError
 from paceline.launch import local
-from paceline.launch.local import Job, Machine, Mpirun, find_mpirun, render_command
+from paceline.launch.local import Job, Machine, Mpirun, find_mpirun, render_command, shared_memory
 
 OPEN_MPI = Mpirun("/opt/bin/mpirun", "openmpi")
 
@@ -105,6 +105,25 @@ def test_mpich_keeps_the_order_of_its_sums():
 def test_less_than_one_rank_or_thread_is_refused(ranks, threads):
     with pytest.raises(LaunchError, match=f"{ranks} ranks x {threads} threads"):
         render_command(job(ranks, threads), OPEN_MPI, machine())
+
+
+@pytest.mark.parametrize("kind", ["openmpi", "mpich", "intel", "unknown"])
+def test_every_job_has_a_folder_which_is_removed(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(local, "_SHARED_MEMORY", str(tmp_path))
+    with shared_memory(Mpirun("mpirun", kind)) as place:
+        (folder,) = tmp_path.iterdir()
+        names = {"PACELINE_JOB_FOLDER"}
+        names |= {"OMPI_MCA_btl_sm_backing_directory"} if kind == "openmpi" else set()
+        assert place == dict.fromkeys(names, str(folder))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_shared_memory_the_folder_lies_with_other_temporary_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_SHARED_MEMORY", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(local.tempfile, "tempdir", str(tmp_path))
+    with shared_memory(OPEN_MPI) as place:
+        (folder,) = tmp_path.iterdir()
+        assert place == {"PACELINE_JOB_FOLDER": str(folder)}  # no place for Open MPI's segments
 
 
 def fake_mpirun(folder: Path, version: str, name: str = "mpirun") -> str:

@@ -1,0 +1,95 @@
+"""A rank that was killed cannot speak: read its end from the launcher's banner, and say it."""
+
+import json
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PULSE = "pulse.json"
+"""In the job's folder: what rank 0 last knew of each rank, by its number."""
+
+# Open MPI 4 and 5:  process rank 1 with PID 6866 on node n07 exited on signal 9 (Killed).
+_OPEN_MPI = re.compile(
+    r"process rank (?P<rank>\d+) with PID (?P<pid>\d+) on node (?P<node>\S+) "
+    r"exited on signal (?P<signal>\d+)"
+)
+# MPICH names no rank:  PID 6937 RUNNING AT n07 ... EXIT STRING: Killed (signal 9)
+# Intel MPI:            RANK 1 PID 6937 RUNNING AT n07 ... KILLED BY SIGNAL: 9 (Killed)
+_HYDRA = re.compile(
+    r"(?:RANK (?P<rank>\d+) )?PID (?P<pid>\d+) RUNNING AT (?P<node>\S+) "
+    r".*?(?:EXIT STRING: [^()]*\(signal |KILLED BY SIGNAL: )(?P<signal>\d+)"
+)
+_WHY = {
+    signal.SIGKILL: "by hand, or out of memory",
+    signal.SIGSEGV: "a crash in native code",
+    signal.SIGBUS: "a crash in native code, or a file or shared memory without room",
+    signal.SIGILL: "an instruction that this processor does not have",
+    signal.SIGABRT: "native code gave up",
+}
+
+
+@dataclass(frozen=True)
+class Death:
+    """A process of the job that a signal has ended; `rank` is `None` if it was not told."""
+
+    rank: int | None
+    pid: int
+    node: str
+    signal: int
+
+
+def read_death(banner: bytes) -> Death | None:
+    """Find the first death by a signal in what a launcher has said.
+
+    >>> read_death(b"process rank 1 with PID 7 on node n07 exited on\\nsignal 9 (Killed).")
+    Death(rank=1, pid=7, node='n07', signal=9)
+    """
+    text = " ".join(banner.decode(errors="replace").split())  # the launchers wrap their lines
+    found = _OPEN_MPI.search(text) or _HYDRA.search(text)
+    if found is None:
+        return None
+    rank = found["rank"]
+    return Death(
+        None if rank is None else int(rank), int(found["pid"]), found["node"], int(found["signal"])
+    )
+
+
+def describe_death(death: Death, pulse: dict[str, Any]) -> str:
+    """The message for a rank that was killed; with its step, if `pulse` has it."""
+    if death.rank is None:
+        return describe_end(f"a rank ({death.node}, process {death.pid})", death.signal)
+    known = pulse.get(str(death.rank))
+    step = known.get("step") if isinstance(known, dict) else None
+    place = f" at step {step}" if isinstance(step, int) else ""
+    return describe_end(f"rank {death.rank} ({death.node})", death.signal, place)
+
+
+def describe_end(who: str, number: int, place: str = "") -> str:
+    """The message for a process that signal `number` has ended.
+
+    >>> describe_end("mpirun", 15)
+    'paceline: mpirun was killed by signal 15 (SIGTERM); all ranks were ended\\n'
+    """
+    return f"paceline: {who} was killed by {_name(number)}{place}; all ranks were ended\n"
+
+
+def read_pulse(folder: Path | None) -> dict[str, Any]:
+    """What rank 0 last knew of the ranks; empty if it has written nothing that can be read."""
+    if folder is None:
+        return {}
+    try:
+        pulse = json.loads((folder / PULSE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return pulse if isinstance(pulse, dict) else {}
+
+
+def _name(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:  # the real-time signals have no names
+        return f"signal {number}"
+    why = _WHY.get(signal.Signals(number))
+    return f"signal {number} ({name}: {why})" if why else f"signal {number} ({name})"

@@ -1,0 +1,74 @@
+"""What a thread does, read from its stack: it need not say so itself, and pays nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from paceline.launch.stalls import State
+
+_PACELINE = str(Path(__file__).parent.parent) + os.sep
+_COMM, _TRAINING = _PACELINE + "comm" + os.sep, _PACELINE + "training" + os.sep
+_PREFETCH = _PACELINE + str(Path("data", "prefetch.py"))
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+
+
+class Doing(NamedTuple):
+    """What a thread does, and the call into `comm` in which it waits."""
+
+    state: State
+    where: str
+    call: FrameType | None
+
+
+def look_at(thread: int) -> Doing:
+    """Read from its stack what a thread does.
+
+    It waits for other ranks in `comm`, or in `training` for a thread of ours that does.
+    """
+    frames = sys._current_frames()
+    if thread not in frames:
+        return Doing("busy", "a thread that has ended", None)
+    stack = list(_stack(frames[thread]))
+    call = next((frame for frame in reversed(stack) if _lies_in(frame, _COMM)), None)
+    place = _place(stack)
+    asleep = stack[0].f_code.co_filename == threading.__file__ and _lies_in(place, _TRAINING)
+    if call is not None or asleep:
+        return Doing("waiting", _describe(place), call)
+    if _lies_in(place, _PREFETCH):  # what keeps it busy is in the thread that prepares batches
+        others = (list(_stack(frame)) for ident, frame in frames.items() if ident != thread)
+        loaders = (other for other in others if any(_lies_in(f, _PREFETCH) for f in other))
+        place = next(map(_place, loaders), place)
+    return Doing("busy", _describe(place), None)
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    """The frames of a stack, innermost first."""
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _lies_in(frame: FrameType, place: str) -> bool:
+    return frame.f_code.co_filename.startswith(place)
+
+
+def _place(stack: list[FrameType]) -> FrameType:
+    """The innermost frame that tells somebody something: of a user's code, or of ours."""
+    return next((frame for frame in stack if _is_telling(frame.f_code.co_filename)), stack[0])
+
+
+def _is_telling(file: str) -> bool:
+    if file.startswith(_PACELINE):
+        return not file.startswith(_COMM)
+    return not file.startswith((*_LIBRARIES, "<frozen "))
+
+
+def _describe(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"

@@ -1,0 +1,176 @@
+"""What is left of a job: its processes, its folder, shared memory of MPICH.
+
+The launcher clears it away itself. For the case that it is killed, it starts this file as a process
+of its own, which waits for the launcher's end; so this file imports the standard library alone.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+SHARED_MEMORY = Path("/dev/shm")
+JOB_FOLDER = "PACELINE_JOB_FOLDER"
+"""As in `environment`, which cannot be imported here."""
+
+_GRACE_S = 3.0
+"""How long mpirun, which got a SIGTERM when the launcher died, has to end its ranks."""
+
+_PAUSE_S = 0.05
+_DONE = b"done"
+_MPICH_SEGMENT = re.compile(r"mpich_shm_[0-9a-f]+_\d+")
+_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class Undertaker:
+    """The launcher's hold on the process that clears up if the launcher cannot."""
+
+    def __init__(self, hold: IO[bytes] | None = None) -> None:
+        self._hold = hold
+
+    def tell_session(self, session: int) -> None:
+        """Name the session whose processes are to be ended."""
+        self._say(b"%d\n" % session)
+
+    def dismiss(self) -> None:
+        """Everything is cleared away already."""
+        self._say(_DONE)
+
+    def _say(self, words: bytes) -> None:
+        if self._hold is not None:
+            with suppress(OSError):
+                self._hold.write(words)
+                self._hold.flush()
+
+
+@contextmanager
+def undertaker(folder: Path | None, since_s: float | None) -> Iterator[Undertaker]:
+    """Have a process ready that removes `folder` if this one is killed.
+
+    With `since_s`, the time at which the job was started, segments of MPICH go, too.
+    """
+    if folder is None or not Path("/proc/self").exists():
+        yield Undertaker()
+        return
+    script = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(folder)]
+    try:
+        process = subprocess.Popen(
+            script if since_s is None else [*script, str(since_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            start_new_session=True,  # what ends the job, or reaches it from the terminal, spares it
+        )
+    except OSError:  # it is for the rare case: the job can do without
+        yield Undertaker()
+        return
+    assert process.stdin is not None
+    held = Undertaker(process.stdin)
+    try:
+        yield held
+    finally:
+        held.dismiss()
+        with suppress(OSError):
+            process.stdin.close()
+        process.wait()
+
+
+def kill_job(session: int, folder: Path | None) -> None:
+    """Kill every process of the job."""
+    # The group of the leader is all that can be found where there is no /proc.
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(session, signal.SIGKILL)
+    for pid in members(session, folder):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def members(session: int, folder: Path | None) -> Iterator[int]:
+    """The processes of a job: those of its session, and those that know its folder.
+
+    Ranks of Open MPI have process groups of their own but share the session; those of Hydra have
+    sessions of their own.
+    """
+    for entry in Path("/proc").glob("[0-9]*"):
+        pid = int(entry.name)
+        with suppress(OSError):
+            if os.getsid(pid) == session or _knows(entry, folder):
+                yield pid
+
+
+def _knows(process: Path, folder: Path | None) -> bool:
+    """Whether the process was started with this folder as its job's."""
+    if folder is None:
+        return False
+    mark = f"{JOB_FOLDER}={folder}".encode()
+    with suppress(PermissionError):
+        return mark in (process / "environ").read_bytes().split(b"\0")
+    return False
+
+
+def remove_segments(since_s: float) -> None:
+    """Remove what aborted ranks of MPICH have left in the shared memory since then.
+
+    The segments carry no job's name. So one is removed if it is ours, not older than the job, and
+    no process maps it: those of another job that runs are mapped by its ranks.
+    """
+    left = [path for path in SHARED_MEMORY.glob("mpich_shm_*") if _is_left(path, since_s)]
+    if not left:
+        return
+    mapped = _mapped_files()
+    for path in left:
+        if str(path) not in mapped:
+            path.unlink(missing_ok=True)
+
+
+def _is_left(path: Path, since_s: float) -> bool:
+    if _MPICH_SEGMENT.fullmatch(path.name) is None:
+        return False
+    with suppress(OSError):
+        facts = path.stat()
+        return facts.st_uid == os.geteuid() and facts.st_mtime >= since_s
+    return False
+
+
+def _mapped_files() -> set[str]:
+    """The files of the shared memory that any process we may look into has mapped."""
+    found = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            lines = maps.read_text(errors="replace").splitlines()
+            found |= {line.split()[-1] for line in lines if f" {SHARED_MEMORY}/" in line}
+    return found
+
+
+def _wait_until_gone(session: int, folder: Path, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while any(members(session, folder)) and time.monotonic() < end:
+        time.sleep(_PAUSE_S)
+
+
+def main(folder: str, since_s: str | None = None) -> None:
+    """Wait for the launcher's end; clear up, unless it said that it has done so itself."""
+    for number in _DEAF_TO:
+        signal.signal(number, signal.SIG_IGN)
+    *sessions, last = sys.stdin.buffer.read().split(b"\n")
+    if last == _DONE:
+        return
+    for session in map(int, sessions):
+        _wait_until_gone(session, Path(folder), _GRACE_S)
+        kill_job(session, Path(folder))
+        _wait_until_gone(session, Path(folder), _GRACE_S)
+    shutil.rmtree(folder, ignore_errors=True)
+    if since_s is not None:
+        remove_segments(float(since_s))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

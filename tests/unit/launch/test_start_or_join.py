@@ -1,0 +1,69 @@
+import argparse
+import functools
+import os
+import sys
+
+import pytest
+
+from paceline.cli import ranks
+from paceline.launch.foreground import Ended
+
+HEAD = (sys.executable, "-m", "paceline")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The jobs that were started, with the number of the restart; all of them fail."""
+    jobs = []
+
+    def start(kind, job, restart):
+        jobs.append((kind, job.command, restart))
+        return Ended(1)
+
+    monkeypatch.setattr(ranks, "start_ranks", functools.partial(start, "ranks"))
+    monkeypatch.setattr(ranks, "start_alone", functools.partial(start, "alone"))
+    patient = functools.partial(ranks.run_with_restarts, sleep=lambda seconds: None)
+    monkeypatch.setattr(ranks, "run_with_restarts", patient)
+    yield jobs
+    for name in ("PACELINE_RANKS", "PACELINE_RESTART"):
+        os.environ.pop(name, None)
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    ranks.add_rank_options(parser)
+    return parser.parse_args(words)
+
+
+def never() -> int:
+    raise AssertionError("this process is no rank")
+
+
+@pytest.mark.parametrize(("number", "kind"), [("1", "alone"), ("2", "ranks")])
+def test_a_restart_takes_the_command_for_it(started, number, kind):
+    args = parse("-n", number, "--restarts", "2")
+    resumes = iter((["train", "--resume", "a"], ["train", "--resume", "b"]))
+    assert ranks.start_or_join(args, ["train"], never, again=lambda: next(resumes)) == 1
+    assert started == [
+        (kind, (*HEAD, "train"), 0),
+        (kind, (*HEAD, "train", "--resume", "a"), 1),
+        (kind, (*HEAD, "train", "--resume", "b"), 2),
+    ]
+
+
+def test_without_a_command_for_it_a_restart_takes_the_same(started):
+    ranks.start_or_join(parse("-n", "2", "--restarts", "1"), ["train"], never)
+    assert started == [("ranks", (*HEAD, "train"), restart) for restart in (0, 1)]
+
+
+def test_one_rank_without_restarts_is_this_process(started):
+    assert ranks.start_or_join(parse("-n", "1"), ["train"], lambda: 7) == 7
+    assert started == []
+
+
+@pytest.mark.parametrize("asked", [(), ("-n", "1")])
+def test_the_rank_that_was_started_alone_starts_no_other(started, monkeypatch, asked):
+    monkeypatch.setenv("PACELINE_RANKS", "1")
+    monkeypatch.setenv("PACELINE_RESTART", "0")
+    assert ranks.start_or_join(parse(*asked, "--restarts", "2"), ["train"], lambda: 7) == 7
+    assert started == []
