@@ -13,6 +13,7 @@ from types import FrameType
 from typing import Any
 
 from paceline.launch.environment import JOB_FOLDER
+from paceline.launch.foreground import SAVES
 from paceline.rules.period import Period
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
@@ -67,16 +68,19 @@ class Orders:
             for number in SIGNALS
             if signal.getsignal(number) is not signal.SIG_IGN
         }
-        _tell_launcher()
+        _tell_launcher(True)
         try:
             yield
         finally:
+            _tell_launcher(False)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def _tell_launcher() -> None:
+def _tell_launcher(saves: bool) -> None:
+    """Whether a signal lets this job save, or would kill it."""
     folder = os.environ.get(JOB_FOLDER)
     if folder:
+        file = Path(folder) / SAVES
         with suppress(OSError):
-            (Path(folder) / "saves").touch()
+            file.touch() if saves else file.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from paceline.data.shards import check_batch_size
 from paceline.errors import ConfigError, TrainingError
 from paceline.frameworks import limit_threads, make_loop
 from paceline.launch.threads import fair_threads
+from paceline.launch.watch import watched
 from paceline.launch.world import init, together
 from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
@@ -169,6 +170,10 @@ class Pace:
         """This rank has failed: serve nobody any more."""
         self._exchange.abandon()
 
+    def progress(self) -> tuple[int, int]:
+        """A count that grows while this rank gets on, and its step."""
+        return self._watch.laps, self._steps
+
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
         check_equal(self.world, self._loop)
@@ -208,6 +213,8 @@ def keep_pace(
     share: bool = True,
     overlap: bool = False,
     max_rejected: int = 10,
+    stall_warning_s: float = 30.0,
+    stall_timeout_s: float = 1800.0,
     world: World | None = None,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
@@ -227,7 +234,8 @@ def keep_pace(
     gradients after it.
 
     Gradients that are not finite are left out of the step; more than `max_rejected` times on one
-    rank end the run.
+    rank end the run. When nothing has moved for `stall_warning_s`, a warning tells who is waited
+    for; after `stall_timeout_s` all ranks are ended.
     """
     world = world or init()
     limit_threads(fair_threads(world))
@@ -244,7 +252,7 @@ def keep_pace(
     others = _active.get()
     _active.set((*others, pace))
     try:
-        with together(world):
+        with together(world), watched(pace.progress, stall_warning_s, stall_timeout_s):
             yield pace
             pace.leave()
     except BaseException:

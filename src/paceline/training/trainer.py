@@ -14,6 +14,7 @@ from paceline.comm import World
 from paceline.data import Stream, batches_per_epoch
 from paceline.errors import ConfigError, OutputError
 from paceline.frameworks import seed_generators
+from paceline.launch.watch import watched
 from paceline.launch.world import init, together
 from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
 from paceline.training.build import build_replica
@@ -179,6 +180,9 @@ class Trainer:
                 take_up_run(run, resumed)
                 progress.message(resumed.describe())
             saver.begin_period(self.clock.step)
+            watch, clock = self._worker.watch, self.clock
+            limits = config.stall_warning_s, config.stall_timeout_s
+            stack.enter_context(watched(lambda: (watch.laps, clock.step), *limits))
             return run.run()
 
     def _identify(self, train: Any) -> dict[str, Any]:
