@@ -1,0 +1,195 @@
+"""Kill training runs at random moments, resume them until they are done, and look what came out.
+
+    python benchmarks/soak.py --runs 100
+
+Each run is `paceline train ... --checkpoint-every ... --resume auto`, started again with the same
+command whenever somebody was killed. The victim is a rank, mpirun or the launcher, the moment is
+drawn over the length of a run, and so is whether it is killed again. A synchronous rule must end
+with the parameters of the run that was never killed, bit for bit; the others with its accuracy. A
+run that neither ends nor fails in time is a hang. Whatever is left behind is counted, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+RULES = {
+    "bsp": (["--rule", "bsp"], True),
+    "average": (["--rule", "average", "--set", "rule.every=7"], True),
+    "diloco": (["--rule", "diloco", "--set", "rule.every=7"], True),
+    "easgd": (["--rule", "easgd", "--set", "rule.every=4"], False),
+    "downpour": (["--rule", "downpour"], False),
+    "gossip": (["--rule", "gossip"], False),
+}
+"""Their settings, and whether they repeat bit for bit."""
+
+DEADLINE_S = 120.0
+MOST_STARTS = 12
+SLACK = 0.02
+"""By which the accuracy of an asynchronous rule may be lower than undisturbed."""
+
+
+@dataclass
+class Outcome:
+    """What became of the runs of one rule."""
+
+    rule: str
+    runs: int = 0
+    starts: int = 0
+    kills: int = 0
+    resumed: int = 0
+    wrong: int = 0
+    hangs: int = 0
+    left_behind: int = 0
+    seconds: float = 0.0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=100, help="for each rule (default 100)")
+    parser.add_argument("--rules", nargs="*", default=list(RULES), choices=list(RULES))
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1, help="of moments and victims (default 1)")
+    parser.add_argument("--json", metavar="FILE", help="write the outcomes, as they come")
+    args = parser.parse_args()
+    outcomes = []
+    for rule in args.rules:
+        with tempfile.TemporaryDirectory(prefix="paceline-soak-") as folder:
+            outcomes.append(_soak(rule, args, Path(folder)))
+        print(_line(outcomes[-1]), flush=True)
+        if args.json:
+            Path(args.json).write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
+    bad = sum(o.wrong + o.hangs + o.left_behind for o in outcomes)
+    print("all ended well" if not bad else f"{bad} did not end well")
+    return int(bad > 0)
+
+
+def _line(o: Outcome) -> str:
+    return (
+        f"{o.rule:10} {o.runs} runs, {o.kills} kills, {o.resumed} resumed from a checkpoint, "
+        f"{o.wrong} wrong, {o.hangs} hangs, {o.left_behind} left something behind, {o.seconds:.0f} s"
+    )
+
+
+def _soak(rule: str, args: argparse.Namespace, folder: Path) -> Outcome:
+    chance = random.Random(f"{args.seed} {rule}")
+    settings, exact = RULES[rule]
+    began = time.monotonic()
+    reference = folder / "reference"
+    command, silent = _command(settings, args.ranks, reference), subprocess.DEVNULL
+    code = subprocess.run(command, stdout=silent, timeout=DEADLINE_S).returncode
+    assert code == 0, f"the undisturbed run of {rule} failed"
+    length_s = time.monotonic() - began
+    expected, outcome = _result(reference), Outcome(rule)
+    for number in range(args.runs):
+        run_dir = folder / f"run{number}"
+        before = _shared_memory()
+        try:
+            _train_to_the_end(settings, args.ranks, run_dir, length_s, chance, outcome)
+            outcome.wrong += not _is_right(_result(run_dir), expected, exact)
+        except subprocess.TimeoutExpired:
+            outcome.hangs += 1
+        outcome.left_behind += bool(_shared_memory() - before)
+        outcome.runs += 1
+        shutil.rmtree(run_dir, ignore_errors=True)
+    outcome.seconds = time.monotonic() - began
+    return outcome
+
+
+def _command(settings: list[str], ranks: int, run_dir: Path) -> list[str]:
+    model = Path(__file__).with_name("soak_model.py")
+    return [
+        *(sys.executable, "-m", "paceline", "train", f"{model}:build", "digits", "-n", str(ranks)),
+        *("--threads", "1", "--epochs", "16", "--progress", "off"),
+        *("--checkpoint-every", "23", "--resume", "auto", "--run-dir", str(run_dir)),
+        *("--set", "events_every=0", *settings),
+    ]  # fmt: skip
+
+
+def _train_to_the_end(settings, ranks, run_dir, length_s, chance, outcome) -> None:
+    command = _command(settings, ranks, run_dir)
+    for start in range(MOST_STARTS):
+        doomed = start == 0 or (start < MOST_STARTS - 3 and chance.random() < 0.5)
+        outcome.starts += 1
+        outcome.resumed += any((run_dir / "checkpoints").glob("step-*"))
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            if doomed:
+                try:
+                    process.wait(timeout=chance.uniform(0.3, 1.05) * length_s)
+                except subprocess.TimeoutExpired:
+                    outcome.kills += _kill_somebody(process.pid, chance)
+            if process.wait(timeout=DEADLINE_S) == 0:
+                return
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    raise subprocess.TimeoutExpired(command, DEADLINE_S)
+
+
+def _kill_somebody(launcher: int, chance: random.Random) -> bool:
+    """The launcher, mpirun or a rank: any process that descends from the launcher."""
+    family = [launcher, *_descendants(launcher)]
+    victim = chance.choice(family)
+    try:
+        os.kill(victim, signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = entry.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    found, ahead = [], [pid]
+    while ahead:
+        more = children.get(ahead.pop(), [])
+        found += more
+        ahead += more
+    return sorted(found)
+
+
+def _shared_memory() -> set[str]:
+    """Ours, once whoever cleans up has had a moment."""
+    end = time.monotonic() + 10
+    while True:
+        found = {path.name for path in Path("/dev/shm").glob("*")}
+        if not any(name.startswith("paceline-") for name in found) or time.monotonic() > end:
+            return found
+        time.sleep(0.1)
+
+
+def _result(run_dir: Path) -> tuple[bytes, float]:
+    with np.load(run_dir / "model.npz") as model:
+        parameters = b"".join(model[name].tobytes() for name in sorted(model))
+    summary = json.loads((run_dir / "summary.json").read_text())
+    return parameters, summary["val_accuracy"]
+
+
+def _is_right(found: tuple[bytes, float], expected: tuple[bytes, float], exact: bool) -> bool:
+    return found[0] == expected[0] if exact else found[1] >= expected[1] - SLACK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
