@@ -79,8 +79,9 @@ def main() -> int:
 
 def _line(o: Outcome) -> str:
     return (
-        f"{o.rule:10} {o.runs} runs, {o.kills} kills, {o.resumed} resumed from a checkpoint, "
-        f"{o.wrong} wrong, {o.hangs} hangs, {o.left_behind} left something behind, {o.seconds:.0f} s"
+        f"{o.rule:10} {o.runs} runs, {o.starts} starts, {o.kills} kills, "
+        f"{o.resumed} resumed from a checkpoint, {o.wrong} wrong, {o.hangs} hangs, "
+        f"{o.left_behind} left something behind, {o.seconds:.0f} s"
     )
 
 
@@ -96,13 +97,13 @@ def _soak(rule: str, args: argparse.Namespace, folder: Path) -> Outcome:
     expected, outcome = _result(reference), Outcome(rule)
     for number in range(args.runs):
         run_dir = folder / f"run{number}"
-        before = _shared_memory()
+        launchers: list[int] = []
         try:
-            _train_to_the_end(settings, args.ranks, run_dir, length_s, chance, outcome)
+            _train_to_the_end(settings, args.ranks, run_dir, length_s, chance, outcome, launchers)
             outcome.wrong += not _is_right(_result(run_dir), expected, exact)
         except subprocess.TimeoutExpired:
             outcome.hangs += 1
-        outcome.left_behind += bool(_shared_memory() - before)
+        outcome.left_behind += _is_left_behind(launchers)
         outcome.runs += 1
         shutil.rmtree(run_dir, ignore_errors=True)
     outcome.seconds = time.monotonic() - began
@@ -119,7 +120,7 @@ def _command(settings: list[str], ranks: int, run_dir: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def _train_to_the_end(settings, ranks, run_dir, length_s, chance, outcome) -> None:
+def _train_to_the_end(settings, ranks, run_dir, length_s, chance, outcome, launchers) -> None:
     command = _command(settings, ranks, run_dir)
     for start in range(MOST_STARTS):
         doomed = start == 0 or (start < MOST_STARTS - 3 and chance.random() < 0.5)
@@ -128,6 +129,7 @@ def _train_to_the_end(settings, ranks, run_dir, length_s, chance, outcome) -> No
         process = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
         )
+        launchers.append(process.pid)
         try:
             if doomed:
                 try:
@@ -170,14 +172,27 @@ def _descendants(pid: int) -> list[int]:
     return sorted(found)
 
 
-def _shared_memory() -> set[str]:
-    """Ours, once whoever cleans up has had a moment."""
+def _is_left_behind(launchers: list[int]) -> bool:
+    """Whether memory or processes of these jobs are there when all had time to go."""
     end = time.monotonic() + 10
-    while True:
-        found = {path.name for path in Path("/dev/shm").glob("*")}
-        if not any(name.startswith("paceline-") for name in found) or time.monotonic() > end:
-            return found
+    while any(any(Path("/dev/shm").glob(f"paceline-{pid}-*")) for pid in launchers):
+        if time.monotonic() > end:
+            return True
         time.sleep(0.1)
+    return any(
+        f"/paceline-{pid}-" in _environ(entry) for pid in launchers for entry in _processes()
+    )
+
+
+def _processes() -> list[Path]:
+    return list(Path("/proc").glob("[0-9]*/environ"))
+
+
+def _environ(entry: Path) -> str:
+    try:
+        return entry.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _result(run_dir: Path) -> tuple[bytes, float]:

@@ -122,7 +122,7 @@ class FreeRun(Run):
         """All workers together, each between two of its steps."""
         exchange = self._exchange
         exchange.pause(self.open_checkpoint, self.keep)
-        if exchange.news.quit:
+        if exchange.quits:
             exchange.quit()
             self.leave(exchange.team)
 

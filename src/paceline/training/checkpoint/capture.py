@@ -23,6 +23,8 @@ def capture_common(run: Run) -> Tree:
     tree: Tree = {
         "parameters": replica.parameters().copy(),
         "constants": replica.constants().copy(),
+        "layout": [[e.name, list(e.shape), e.dtype, e.offset] for e in replica.layout.entries],
+        "rule": run.config.describe()["rule"],
         "clock": {name: getattr(run.clock, name) for name in _CLOCK},
         "leg": {"size": leg.size, "batch_size": leg.batch_size, "ranges": _listed(leg.ranges)},
         "history": [asdict(record) for record in run.history],
@@ -31,6 +33,9 @@ def capture_common(run: Run) -> Tree:
     }
     if run.exchange.alike:
         tree["optimizer"] = replica.optimizer_state()
+    locate_state = getattr(replica, "locate_state", None)
+    if locate_state is not None:
+        tree["state"] = locate_state()
     return tree
 
 

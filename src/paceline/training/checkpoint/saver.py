@@ -32,7 +32,8 @@ class Saver:
 
     The leading rank opens one, every rank then hands over its parts and goes on training; what it
     hands over is a copy. The leader's thread waits for all parts to be on disk and commits them.
-    A checkpoint that cannot be written is reported, and training goes on.
+    A checkpoint that cannot be written is reported at once by the rank that cannot write it, and
+    training goes on.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Saver:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-saver")
         self._under_way: list[Future[None]] = []
         self._problem: OutputError | None = None
+        self._reported: str | None = None
         self.begin_period(0)
 
     def begin_period(self, step: int) -> None:
@@ -61,12 +63,9 @@ class Saver:
     def open(self, step: int) -> int | None:
         """The leader begins one, when the last is done; None if it cannot be written."""
         self._wait()
-        try:
-            self._store.begin(name_of(step))
-        except OutputError as error:
-            self._note(error)
-            return None
-        return step
+        self._problem = None
+        self._do(self._store.begin, name_of(step))
+        return step if self._problem is None else None
 
     def add(self, number: int, part: str, tree: Tree) -> None:
         """Write a part of it, later."""
@@ -86,22 +85,19 @@ class Saver:
         self._wait()
         self._thread.shutdown()
 
-    def _submit(self, action: Callable[..., None], *details: Any) -> None:
-        self._under_way.append(self._thread.submit(action, *details))
+    def _submit(self, action: Callable[..., None], name: str, *details: Any) -> None:
+        self._under_way.append(self._thread.submit(self._do, action, name, *details))
+
+    def _do(self, action: Callable[..., None], name: str, *details: Any) -> None:
+        """Report what cannot be written: once for each checkpoint."""
+        try:
+            action(name, *details)
+        except OutputError as error:
+            if self._reported != name:
+                self._report(str(error))
+            self._problem, self._reported = error, name
 
     def _wait(self) -> None:
         """Until what was handed over before is done."""
-        if not self._under_way:
-            return
-        self._problem = None
         while self._under_way:
-            error = self._under_way.pop(0).exception()
-            if isinstance(error, OutputError):
-                self._note(error)
-            elif error is not None:
-                raise error
-
-    def _note(self, error: OutputError) -> None:
-        if self._problem is None:
-            self._report(str(error))
-        self._problem = error
+            self._under_way.pop(0).result()

@@ -56,7 +56,8 @@ class FreeExchange(ABC):
         self._final: Vector | None = None
         self.team = world.split(int(self.works))
         """The workers; on a rank that serves, those that do."""
-        self._saved = 0
+        self._saved, self.quits = 0, False
+        """Wishes to save that were heeded, and whether all are to leave after the last."""
         self.on_pause: Callable[[], None] | None = None
         """Called when all workers are to come together to save, between two steps of each."""
 
@@ -137,7 +138,9 @@ class FreeExchange(ABC):
         The leader opens the checkpoint; `keep` is called with it on every worker.
         """
         self._come_to_rest()
-        self._saved = self.news.saves
+        # One may have heard of a later wish than others: all must leave knowing the same.
+        known = self.team.share((self.news.saves, self.news.quit))
+        self._saved, self.quits = max(known)
         agreed = once(self.team, agree)
         if agreed.number is not None:
             self._centre.save(agreed.number)

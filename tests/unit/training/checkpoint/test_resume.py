@@ -7,6 +7,7 @@ from torch import nn
 from training_of_a_line import BATCH, SAMPLES, data, weights
 
 from paceline.comm import SoloWorld, run_world
+from paceline.comm.threads import ThreadWorld
 from paceline.errors import CheckpointError, ConfigError, Interrupted
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.rules import BSP, Average, DiLoCo
@@ -86,6 +87,31 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, rule, settings, ra
         for one, other in zip(resumed, whole, strict=True):
             assert weights(one.model).tobytes() == weights(other.model).tobytes()
             assert figures(one) == figures(other)
+
+
+WIRES = {
+    "bsp, bfloat16, shared": (BSP(wire="bfloat16"), {}),
+    "bsp, int8, own copies": (BSP(wire="int8"), {"share": False}),
+    "average, int8": (Average(every=3, wire="int8"), {}),
+    "diloco in fragments, float16": (DiLoCo(every=2, fragments=2, wire="float16"), {}),
+}
+
+
+@pytest.mark.parametrize(("rule", "settings"), WIRES.values(), ids=WIRES)
+def test_what_rounding_kept_back_is_remembered(tmp_path, monkeypatch, rule, settings):
+    """Every rank on a node of its own: inside a node nothing is coded."""
+    plain = ThreadWorld.__init__
+
+    def apart(self, rank, size, hub):
+        plain(self, rank, size, hub)
+        self.node_ranks = (rank,)
+
+    monkeypatch.setattr(ThreadWorld, "__init__", apart)
+    whole = fit(tmp_path / "whole", 2, rule, **settings)
+    for step in (3, 9):
+        fit(tmp_path / f"run{step}", 2, rule, [At(step, 1)], **settings)
+        resumed = fit(tmp_path / f"run{step}", 2, rule, resume="auto", **settings)
+        assert weights(resumed[1].model).tobytes() == weights(whole[1].model).tobytes()
 
 
 def test_random_numbers_go_on(tmp_path):

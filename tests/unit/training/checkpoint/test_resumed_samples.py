@@ -67,11 +67,12 @@ def check_all(seen):
 
 @pytest.mark.parametrize(("rule", "ranks"), RULES.values(), ids=RULES)
 @pytest.mark.parametrize("stop", [(0, 1), (1, 3), (0, 7)], ids=str)
-def test_workers_at_their_own_pace_go_on(tmp_path, rule, ranks, stop):
-    delays = [0.001 * (rank % 2) for rank in range(ranks)]
-    seen, through = go_on(tmp_path / "run", ranks, rule, stop, delays=delays)
+@pytest.mark.parametrize("every", [None, 1])
+def test_workers_at_their_own_pace_go_on(tmp_path, rule, ranks, stop, every):
+    settings = {"delays": [0.001 * (rank % 2) for rank in range(ranks)], "checkpoint_every": every}
+    seen, through = go_on(tmp_path / "run", ranks, rule, stop, **settings)
     assert not through
-    rest, through = go_on(tmp_path / "run", ranks, rule, delays=delays)
+    rest, through = go_on(tmp_path / "run", ranks, rule, **settings)
     assert through
     check_all(seen + rest)
 
