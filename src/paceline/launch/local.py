@@ -25,6 +25,15 @@ RESTART = "PACELINE_RESTART"
 
 _VERSION_TIMEOUT_S = 20
 _SHARED_MEMORY = "/dev/shm"
+_OTHER_NODES = (
+    "SLURM_JOB_ID",
+    "PE_HOSTFILE",
+    "PBS_NODEFILE",
+    "LSB_HOSTS",
+    "LSB_DJOB_HOSTFILE",
+    "PRTE_MCA_prte_default_hostfile",
+)
+"""Variables by which mpirun learns of other nodes."""
 _KINDS = {"Open MPI": "openmpi", "OpenRTE": "openmpi", "Intel(R) MPI": "intel", "HYDRA": "mpich"}
 
 
@@ -50,6 +59,8 @@ class Machine:
     has_ssh: bool = True
     terminal: str | None = None
     columns: int | None = None
+    alone: bool = False
+    """No scheduler has given it other nodes: all ranks will be here."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +98,7 @@ def read_machine() -> Machine:
         has_ssh=shutil.which("ssh") is not None,
         terminal=terminal,
         columns=shutil.get_terminal_size().columns if terminal else None,
+        alone=not any(name in os.environ for name in _OTHER_NODES),
     )
 
 
@@ -200,6 +212,8 @@ def _open_mpi(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
         "OMPI_MCA_osc": "^ucx",  # it complains at every shared window
         "OMPI_MCA_btl_tcp_links": "4",  # one connection reaches half of what 1 Gbit/s Ethernet can
     }
+    if machine.alone:
+        defaults["OMPI_MCA_btl"] = "^tcp"  # its ranks would listen on every interface, for nobody
     if machine.is_root:
         defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     if crowded:

@@ -64,6 +64,20 @@ def test_root_and_a_missing_ssh_are_provided_for():
     assert extra["PRTE_MCA_plm_ssh_agent"] == "false"
 
 
+def test_ranks_of_one_machine_do_without_a_network():
+    assert render_command(job(), OPEN_MPI, machine(alone=True))[1]["OMPI_MCA_btl"] == "^tcp"
+    assert "OMPI_MCA_btl" not in render_command(job(), OPEN_MPI, machine())[1]
+
+
+@pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PE_HOSTFILE", "PBS_NODEFILE", "LSB_HOSTS"])
+def test_the_nodes_of_an_allocation_need_one(monkeypatch, variable):
+    for name in local._OTHER_NODES:
+        monkeypatch.delenv(name, raising=False)
+    assert local.read_machine().alone
+    monkeypatch.setenv(variable, "x")
+    assert not local.read_machine().alone
+
+
 def test_what_the_user_set_is_left_alone():
     environ = {
         "OMP_NUM_THREADS": "7",
