@@ -20,8 +20,6 @@ ALLOWED = {
     ("functions.py", "exec_module"): "the file that the user names as file.py:function",
     ("cli/run.py", "run_path"): "the script that the user names: paceline run -- script.py",
     ("cli/run.py", "run_module"): "the module that the user names: paceline run -- -m package",
-    ("comm/mpi.py", "bcast"): "small values between the ranks of one job",
-    ("comm/mpi.py", "allgather"): "small values between the ranks of one job",
     ("bench/naive.py", "comm.recv"): "a benchmark of what pickled messages cost, within one job",
     ("bench/peers.py", "TCPStore"): "gloo as a peer, for the time of a benchmark",
 }

@@ -20,6 +20,7 @@ from mpi4py import MPI  # noqa: E402
 from paceline.comm.memory import map_together  # noqa: E402
 from paceline.comm.node_sum import SMALL_BYTES, NodeSum  # noqa: E402
 from paceline.comm.piped_sum import LONG_BYTES, PipedSum  # noqa: E402
+from paceline.comm.plain import from_bytes, to_bytes  # noqa: E402
 from paceline.comm.waiting import LONGEST_S, wait_until  # noqa: E402
 from paceline.comm.world import (  # noqa: E402
     ANY_RANK,
@@ -49,7 +50,9 @@ class MPIWorld:
         self.size: int = comm.Get_size()
         self.node: str = MPI.Get_processor_name()
         neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self.node_ranks: tuple[int, ...] = tuple(neighbours.allgather(self.rank))
+        ranks = np.empty(neighbours.Get_size(), np.int64)
+        neighbours.Allgather(np.array([self.rank]), ranks)
+        self.node_ranks: tuple[int, ...] = tuple(ranks.tolist())
         neighbours.Free()
         self.patience_s: float | None = None
         self._sums: NodeSum | None = None
@@ -158,12 +161,23 @@ class MPIWorld:
         wait_until(request.Test, self.patience_s or LONGEST_S)
 
     def tell(self, value: T, root: int = 0) -> T:
-        result: T = self._comm.bcast(value, root=root)
+        data = np.frombuffer(to_bytes(value), np.uint8) if self.rank == root else None
+        size = np.array([0 if data is None else data.size])
+        self._comm.Bcast(size, root=root)
+        buffer = np.empty(int(size[0]), np.uint8) if data is None else data.copy()
+        self._comm.Bcast(buffer, root=root)
+        result: T = value if self.rank == root else from_bytes(buffer.tobytes())
         return result
 
     def share(self, value: T) -> list[T]:
-        result: list[T] = self._comm.allgather(value)
-        return result
+        data = np.frombuffer(to_bytes(value), np.uint8).copy()
+        sizes = np.empty(self.size, np.int64)
+        self._comm.Allgather(np.array([data.size]), sizes)
+        everything = np.empty(int(sizes.sum()), np.uint8)
+        self._comm.Allgatherv(data, [everything, sizes.tolist()])
+        ends = np.cumsum(sizes).tolist()
+        pieces = zip([0, *ends[:-1]], ends, strict=True)
+        return [from_bytes(everything[first:last].tobytes()) for first, last in pieces]
 
     def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
         # Not by what MPI knows of nodes: `node_ranks` may be set to less, to try several nodes.

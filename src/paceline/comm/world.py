@@ -54,8 +54,8 @@ class World(Protocol):
     """All ranks, seen from one of them.
 
     Whatever waits for other ranks is a method; attributes are facts of this rank. Buffers are
-    contiguous arrays that are read and written in place; small Python values go through `tell` and
-    `share`, which may pickle and must not be used for tensors.
+    contiguous arrays that are read and written in place; small plain values go through `tell` and
+    `share`, which encode them (see plain.py) and must not be used for tensors.
     """
 
     rank: int

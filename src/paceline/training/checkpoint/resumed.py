@@ -65,8 +65,9 @@ class Resumed:
     @cached_property
     def own(self) -> Tree:
         """What this rank had; of another number of ranks, what one of them had."""
-        workers = self.facts["workers"]
-        return self._read_rank(workers[self._world.rank % len(workers)])
+        workers, rank = self.facts["workers"], self._world.rank
+        had_part = self.same_ranks and rank in workers
+        return self._read_rank(rank if had_part else workers[rank % len(workers)])
 
     def everybody(self, take: Callable[[Tree], Any]) -> list[Any]:
         """Something of every worker's part, one after the other."""
