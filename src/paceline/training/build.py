@@ -59,7 +59,8 @@ def _call(function: Any, seed: int) -> Any:
 
 
 def _check_unread(replica: Replica, config: RunConfig) -> None:
-    unread = [name for name in ("optimizer", "loss") if name in config.model_fields_set]
+    said, usual = config.describe(), RunConfig().describe()  # a run's own config.yaml says all
+    unread = [name for name in ("optimizer", "loss") if said[name] != usual[name]]
     if unread:
         raise ConfigError(
             f"the model is a {type(replica).__name__}, which has its own {' and '.join(unread)}"
