@@ -105,6 +105,8 @@ def _soak(rule: str, args: argparse.Namespace, folder: Path) -> Outcome:
             outcome.hangs += 1
         outcome.left_behind += _is_left_behind(launchers)
         outcome.runs += 1
+        if sys.stderr.isatty() or outcome.runs % 10 == 0:
+            print(f"{_line(outcome)} so far", file=sys.stderr, flush=True)
         shutil.rmtree(run_dir, ignore_errors=True)
     outcome.seconds = time.monotonic() - began
     return outcome
