@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.cli import bench, run, train
+from paceline.cli import bench, export, run, train
 from paceline.errors import PacelineError
 from paceline.launch.environment import detect
 from paceline.launch.world import exit_code, is_first_to_speak, wait_for_turn
 
-COMMANDS = (train, run, bench)
+COMMANDS = (train, run, export, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -224,6 +224,30 @@ class TorchVectors:
                 fresh = torch.from_numpy(room.copy()).view(tensor.dtype).reshape(tensor.shape)
                 tensor.copy_(fresh)
 
+    def locate_state(self) -> list[list[Any]]:
+        """For each name of the module's state_dict: the vector that holds it (`parameters`,
+        `buffers`, `constants`; empty if none does), name, shape, type and offset in that vector.
+
+        Tied ones lie in one place under several names.
+        """
+        places: dict[int, list[Any]] = {}
+        trained = zip(self.layout.entries, self._trained, strict=True)
+        floating = zip(self._buffer_layout.entries, self._buffers, strict=True)
+        for entry, parameter in trained:
+            places[id(parameter)] = ["parameters", entry.dtype, entry.offset]
+        for entry, place in floating:
+            places[id(place.tensor)] = ["buffers", entry.dtype, entry.offset]
+        at = 0
+        fixed = [p for _, p in self._frozen] + [place.tensor for place in self._counters]
+        for tensor in fixed:
+            places[id(tensor)] = ["constants", str(tensor.dtype).removeprefix("torch."), at]
+            at += tensor.nbytes
+        rows = []
+        for name, value in self.module.state_dict(keep_vars=True).items():
+            vector, dtype, offset = places.get(id(value), ["", "", 0])
+            rows.append([vector, name, list(getattr(value, "shape", ())), dtype, offset])
+        return rows
+
     def _constants(self) -> list[torch.Tensor]:
         return [p.detach() for _, p in self._frozen] + [place.tensor for place in self._counters]
 
