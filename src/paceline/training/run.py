@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from paceline.comm import World
-from paceline.errors import ConfigError, Interrupted
+from paceline.errors import ConfigError, Interrupted, OutputError
 from paceline.observe import EpochRecord, EventLog, Progress, TimeSplit
 from paceline.training.callbacks import Logs
 from paceline.training.checkpoint.capture import capture_common, capture_own
@@ -26,6 +27,8 @@ from paceline.vectors import checksum
 
 if TYPE_CHECKING:
     from paceline.training.trainer import Trainer
+
+_log = logging.getLogger("paceline.training")
 
 ASKED = "a callback asked for it"
 _FIGURES = ("train_loss", "val_loss", "val_accuracy", "learning_rate", "samples_per_s")
@@ -190,7 +193,11 @@ class Run(ABC):
         return figures
 
     def save_history(self) -> None:
-        self.history.save(self.trainer.run_dir / "history.json")
+        """A full disk must not end a run that is otherwise well: there may be room at the end."""
+        try:
+            self.history.save(self.trainer.run_dir / "history.json")
+        except OutputError as error:
+            _log.warning("%s", error)
 
     def end(self, reason: str | None) -> None:
         """Say why the run ended early, if it did, and that it has ended."""

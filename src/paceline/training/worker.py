@@ -43,6 +43,8 @@ class Place:
     ended: bool = False
     """It has had its last one."""
     loss_sum: float = 0.0
+    left_out: float = 0.0
+    """Samples without a loss: those of rejected batches."""
     before_s: float = 0.0
     """Seconds of the epoch before the run was interrupted."""
     began: float = field(default_factory=perf_counter)
@@ -123,16 +125,19 @@ class Worker:
             if batch is not None:
                 place.taken += 1
                 place.loss_sum += (loss or 0.0) * batch.samples
+                place.left_out += batch.samples if loss is None else 0
             place.ended = not more
             after(loss, self._count(batch, meeting))
             began = self._record(began, loss, batch)
             self._check_replicas()
             meeting = self._pause_if_asked(meeting)
         self.stopped = meeting.stop
-        totals = np.array([place.loss_sum])
+        totals = np.array([place.loss_sum, place.left_out])
         self.world.all_reduce(totals)
         self.watch.lap("communication")
-        return float(totals[0] / self.clock.samples_in_epoch)
+        loss_sum, left_out = totals.tolist()
+        counted = self.clock.samples_in_epoch - left_out
+        return loss_sum / counted if counted > 0 else None
 
     def _check_replicas(self) -> None:
         every = self.config.check_replicas

@@ -50,6 +50,7 @@ def capture_own(run: Run, leaders_constants: int) -> Tree:
         "taken": worker.place.taken,
         "ended": worker.place.ended,
         "loss_sum": worker.place.loss_sum,
+        "left_out": worker.place.left_out,
         "seconds": worker.place.elapsed(),
         "rejected": worker.rejected,
         "time": asdict(split),
@@ -103,7 +104,8 @@ def take_up_run(run: Run, resumed: Resumed) -> None:
         place.ended = same_leg and own["ended"]
         if not same_leg and "put_off" in own["exchange"]:
             own["exchange"]["put_off"] = None  # who had no more batches may have some now
-    place.loss_sum, place.before_s = resumed.loss_sum(), own["seconds"]
+    place.loss_sum, place.left_out = resumed.share("loss_sum"), resumed.share("left_out")
+    place.before_s = own["seconds"]
     if resumed.same_ranks:
         run.exchange.restore(own["exchange"])
         accept_generator_states(own["generators"])

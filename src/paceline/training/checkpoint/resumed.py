@@ -121,11 +121,12 @@ class Resumed:
             return Leg(size, batch_size), 0, False
         return Leg(size, batch_size, leg.rest(samples, taken)), 0, False
 
-    def loss_sum(self) -> float:
-        """This rank's share of the epoch's sum of losses so far."""
+    def share(self, name: str) -> float:
+        """This rank's share of a sum over the epoch so far."""
         if self.same_ranks:
-            return float(self.own["loss_sum"])
-        return sum(self.everybody(lambda part: part["loss_sum"])) if self._world.rank == 0 else 0.0
+            return float(self.own[name])
+        everyone = self.everybody(lambda part: part[name])
+        return float(sum(everyone)) if self._world.rank == 0 else 0.0
 
 
 def find_resumed(resume: str | None, run_dir: Path | None, world: World) -> Resumed | None:

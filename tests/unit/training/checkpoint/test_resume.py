@@ -1,5 +1,8 @@
 """A run that is interrupted and goes on is the run that never was."""
 
+import itertools
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -281,3 +284,15 @@ def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, capsys):
     found = fit(tmp_path / "run", 2, BSP(), checkpoint_every=5)
     assert "No space left on device" in capsys.readouterr().err
     assert weights(found[0].model).tobytes() == weights(whole[0].model).tobytes()
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch):
+    whole = fit(tmp_path / "whole", 2, Average(every=3))
+    jumps = itertools.cycle([86_400.0, -86_400.0, 0.0])
+    plain = time.time
+    monkeypatch.setattr(time, "time", lambda: plain() + next(jumps))
+    settings = {"checkpoint_every": "1h", "max_time": "1h"}
+    found = fit(tmp_path / "run", 2, Average(every=3), **settings)
+    assert weights(found[0].model).tobytes() == weights(whole[0].model).tobytes()
+    steps = 3 * -(-SAMPLES // (2 * BATCH))
+    assert Store(tmp_path / "run" / "checkpoints").names() == [f"step-{steps:08d}"]

@@ -87,10 +87,11 @@ def test_workers_at_their_own_pace_go_on(tmp_path, rule, ranks, stop, every):
     ids=["easgd", "easgd with a server", "gossip"],
 )
 def test_other_numbers_of_them_go_on(tmp_path, rule, sizes):
-    seen = []
+    seen, through = [], False
     for ranks, stop in zip(sizes, [(0, 4), (1, 5), None], strict=True):
-        more, through = go_on(tmp_path / "run", ranks, rule, stop)
-        seen += more
+        if not through:  # the others may have done all of it meanwhile
+            more, through = go_on(tmp_path / "run", ranks, rule, stop)
+            seen += more
     assert through
     check_all(seen)
 
