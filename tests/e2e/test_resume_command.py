@@ -14,7 +14,7 @@ from paceline.training.checkpoint.store import Store
 
 pytestmark = pytest.mark.timeout(120)
 
-MODEL = '''
+MODEL = """
 import os, signal, time
 import numpy as np
 from paceline.frameworks.numpy import NumpyReplica
@@ -42,7 +42,7 @@ def loss(arrays, batch):
     value = -np.log(chances[rows, batch.targets] + 1e-12).mean()
     chances[rows, batch.targets] -= 1
     return value, {"w": pixels.T @ chances / len(chances)}
-'''
+"""
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_signal_saves_and_the_run_goes_on(place, whole, ranks, number, code):
     checkpoints = place / "run" / "checkpoints"
     wait_for(lambda: any(checkpoints.glob("step-*")))
     process.send_signal(number)
-    out, err = process.communicate(timeout=30)
+    err = process.communicate(timeout=30)[1]
     assert process.returncode == code, err
     assert "and saved; go on with: paceline train --resume" in err
     assert "Traceback" not in err
