@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from paceline.comm.mail import Dispatched, Mailbox
 from paceline.comm.memory import ProcessMemory, reserve
+from paceline.comm.plain import from_bytes, to_bytes
 from paceline.comm.world import (
     ANY_RANK,
     Buffer,
@@ -83,6 +84,10 @@ class ThreadWorld:
             raise WorldError(self._hub.failure or "another rank left") from None
 
     def share(self, value: T) -> list[T]:
+        return [from_bytes(data) for data in self._hand_round(to_bytes(value))]
+
+    def _hand_round(self, value: T) -> list[T]:
+        """Everybody's value, as it is."""
         self._hub.slots[self.rank] = value
         self.barrier()
         values = list(self._hub.slots)
@@ -90,7 +95,8 @@ class ThreadWorld:
         return values
 
     def tell(self, value: T, root: int = 0) -> T:
-        return self.share(value)[root]
+        data = self._hand_round(to_bytes(value) if self.rank == root else b"")[root]
+        return value if self.rank == root else from_bytes(data)
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         source = self._lend(buffer)[root]
@@ -148,7 +154,7 @@ class ThreadWorld:
                 made = reserve(nbytes, locks)
             except WorldError as error:
                 made = str(error)
-        all_made = self.share(made)
+        all_made = self._hand_round(made)
         problems = [text for text in all_made if isinstance(text, str)]
         if problems:
             raise WorldError(problems[0])
@@ -164,7 +170,7 @@ class ThreadWorld:
         hub = _Hub(len(members))
         if self.rank == members[0]:  # known to the whole world before anybody can wait in it
             self._hub.parts.append(hub)
-        hub = self.share(hub)[members[0]]
+        hub = self._hand_round(hub)[members[0]]
         part = ThreadWorld(members.index(self.rank), len(members), hub)
         part.patience_s = self.patience_s
         return part

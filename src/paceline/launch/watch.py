@@ -56,6 +56,8 @@ _sections: list[_Section] = []
 _turns = 0
 """How often a section was entered or left."""
 _watch: Watch | None = None
+_STEP = "_paceline_step"
+"""On an error that has left a section: the step at which it did."""
 
 
 @contextlib.contextmanager
@@ -75,9 +77,27 @@ def watched(progress: Progress, warning_s: float, timeout_s: float) -> Iterator[
     _turns += 1
     try:
         yield
+    except BaseException as error:
+        vars(error).setdefault(_STEP, _step_in(section))
+        raise
     finally:
         _sections.remove(section)
         _turns += 1
+
+
+def step_of(error: BaseException) -> int | None:
+    """The step of the section that this error has left, or, if it has left none, of the one that
+    this rank is in; None if it is in none."""
+    noted: int | None = vars(error).get(_STEP)
+    section = next(iter(_sections[-1:]), None)
+    return _step_in(section) if noted is None and section is not None else noted
+
+
+def _step_in(section: _Section) -> int | None:
+    try:
+        return section.progress()[1]
+    except Exception:  # what it counts may be what failed
+        return None
 
 
 def start_watch(world: World, end: Callable[[WorldError], object]) -> None:

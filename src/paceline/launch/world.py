@@ -17,7 +17,7 @@ from paceline.comm import SoloWorld, World, current_world
 from paceline.errors import ConfigError, Interrupted, LaunchError, PacelineError
 from paceline.launch.cores import affinity, available_cores
 from paceline.launch.environment import JOB_FOLDER, Environment, check_world, detect
-from paceline.launch.watch import hush, start_watch
+from paceline.launch.watch import hush, start_watch, step_of
 
 _joined: World | None = None
 _HAND_OVER_S = 0.2
@@ -162,7 +162,7 @@ def together(world: World) -> Iterator[None]:
 
 def describe(world: Endable, error: BaseException) -> str:
     """The message for an error: one line for ours, with the traceback for all others."""
-    place = "" if world.size == 1 else f" on rank {world.rank} ({world.node})"
+    place = "" if world.size == 1 else f" on rank {world.rank} ({world.node}){_at_step(error)}"
     if isinstance(error, PacelineError):
         return f"{type(error).__name__}{place}: {error}\n"
     if isinstance(error, SystemExit):
@@ -171,6 +171,12 @@ def describe(world: Endable, error: BaseException) -> str:
         return f"paceline: interrupted{place}; all ranks were ended\n"
     trace = "".join(traceback.format_exception(error))
     return f"{trace}paceline: {type(error).__name__}{place}; all ranks were ended\n"
+
+
+def _at_step(error: BaseException) -> str:
+    """Unless no step was made, or our own message tells it."""
+    step, told = step_of(error), isinstance(error, PacelineError) and " step " in str(error)
+    return f" at step {step}" if step and not told else ""
 
 
 def exit_code(error: BaseException) -> int:

@@ -94,7 +94,7 @@ class _Facts(NamedTuple):
     length: int | None = None
     arrays: str | None = None
     checksum: int | None = None
-    failure: tuple[type[PacelineError], str] | None = None
+    failure: PacelineError | None = None
 
 
 def _open_everywhere(world: World, open_here: Callable[[], Any], part: str) -> Any:
@@ -110,14 +110,14 @@ def _open_everywhere(world: World, open_here: Callable[[], Any], part: str) -> A
         error = raised
         kind: type[PacelineError] = ConfigError if isinstance(raised, ConfigError) else DataError
         text = str(raised) if isinstance(raised, PacelineError) else describe_failure(raised)
-        facts = _Facts(world.node, failure=(kind, text))
+        facts = _Facts(world.node, failure=kind(text))
     everyone = world.share(facts)
     if error is not None:
         raise error
     for rank, other in enumerate(everyone):
         if other.failure is not None:
-            kind, text = other.failure
-            raise kind(f"rank {rank} ({other.node}) cannot open the {part} data: {text}")
+            kind = type(other.failure)
+            raise kind(f"rank {rank} ({other.node}) cannot open the {part} data: {other.failure}")
     _compare(everyone, part, source.name)
     return source
 

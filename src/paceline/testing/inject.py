@@ -1,0 +1,147 @@
+"""Faults that strike a run from inside, at the rank and the step that were chosen."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import resource
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from paceline.comm import Buffer, Pending, World
+from paceline.testing.faults import Fault
+from paceline.training.callbacks import Callback, Logs
+
+if TYPE_CHECKING:
+    from paceline.training.trainer import Trainer
+
+_SILENCE_S = 3600.0
+_PIECE_S = 0.1
+"""Of a silence: how soon a rank in it hears that the others were ended."""
+
+_log = logging.getLogger("paceline.testing")
+
+
+class Inject(Callback):
+    """Lets faults happen in a run: `Trainer(..., callbacks=[Inject(Fault("nan", 1, step=5))])`.
+
+    Each strikes once, on its rank, and says so in the log. After the step:
+
+    - `exception` raises a RuntimeError, `exit` exits with `code`;
+    - `sigkill` and `sigstop` send this process that signal;
+    - `disk-full`: this process can write no file any more, of any size. It is the limit of file
+      sizes that is set to 0, so the error is EFBIG ("File too large"), not ENOSPC; what is
+      already written stays, and pipes and memory are as they were.
+
+    In the step:
+
+    - `nan`: the loss of the batch is NaN;
+    - `delay` sleeps for `seconds` before the step;
+    - `drop`: the first message that this rank dispatches in the step never leaves. Where it
+      dispatches none (sums and barriers are MPI's, or in the node's memory), the rank falls silent
+      after the step instead, as if what it had to say were lost.
+
+    Steps are those of the rank itself, so only ranks that train meet a fault. A run that goes on
+    from a checkpoint before the step meets it again.
+    """
+
+    def __init__(self, *faults: Fault) -> None:
+        self._faults = faults
+        self._trap: _Trap | None = None
+
+    def on_batch_begin(self, trainer: Trainer, step: int) -> None:
+        for fault in self._due(trainer, step, ("nan", "delay", "drop")):
+            _log.warning("injecting %s", fault)
+            if fault.kind == "nan":
+                _spoil_loss(trainer.replica)
+            elif fault.kind == "delay":
+                time.sleep(fault.seconds)
+            else:
+                self._trap = _Trap(trainer.world)
+
+    def on_batch_end(self, trainer: Trainer, step: int, logs: Logs) -> None:
+        trap, self._trap = self._trap, None
+        if trap is not None and not trap.close():
+            _fall_silent(trainer.world)
+        kinds = ("exception", "exit", "sigkill", "sigstop", "disk-full")
+        for fault in self._due(trainer, step, kinds):
+            _log.warning("injecting %s", fault)
+            _strike(fault)
+
+    def _due(self, trainer: Trainer, step: int, kinds: tuple[str, ...]) -> list[Fault]:
+        here = (fault for fault in self._faults if fault.rank == trainer.world.rank)
+        return [fault for fault in here if fault.step == step and fault.kind in kinds]
+
+
+def _strike(fault: Fault) -> None:
+    if fault.kind == "exception":
+        raise RuntimeError(f"injected on rank {fault.rank} after step {fault.step}")
+    if fault.kind == "exit":
+        sys.exit(fault.code)
+    if fault.kind == "disk-full":
+        _refuse_files()
+    else:
+        number = signal.SIGKILL if fault.kind == "sigkill" else signal.SIGSTOP
+        os.kill(os.getpid(), number)
+
+
+def _refuse_files() -> None:
+    """Python itself ignores SIGXFSZ, which would end the process; so a write is an error."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+
+
+def _spoil_loss(replica: Any) -> None:
+    """Let the next loss of the replica be NaN."""
+    plain = replica.gradients
+
+    def gradients(*args: Any, **kwargs: Any) -> float:
+        replica.gradients = plain
+        plain(*args, **kwargs)
+        return math.nan
+
+    replica.gradients = gradients
+
+
+class _Trap:
+    """Loses the first message that is dispatched while it is open."""
+
+    def __init__(self, world: Any) -> None:
+        self._world, self._plain = world, world.dispatch
+        self._caught = False
+        world.dispatch = self._dispatch
+
+    def _dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+        self._world.dispatch = self._plain
+        self._caught = True
+        return _Lost(self._world.rank)
+
+    def close(self) -> bool:
+        """Let messages go again; whether one was lost."""
+        self._world.dispatch = self._plain
+        return self._caught
+
+
+class _Lost:
+    """A message that its sender takes for gone."""
+
+    def __init__(self, source: int) -> None:
+        self.source = source
+
+    def done(self) -> bool:
+        return True
+
+    def cancel(self) -> None:
+        """It is nowhere."""
+
+
+def _fall_silent(world: World) -> None:
+    """Do nothing, and make no sound, until this process is ended."""
+    end = time.monotonic() + _SILENCE_S
+    while time.monotonic() < end:
+        time.sleep(_PIECE_S)
+        world.check()
+    raise RuntimeError(f"rank {world.rank} was silent for {_SILENCE_S:.0f} s and nobody ended it")

@@ -1,0 +1,238 @@
+"""Every rule meets every fault, under real MPI: a run bears it, or ends soon and says why."""
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from conftest import TESTS, clean_environment
+from test_launch_local import KIND
+
+from paceline.testing import Fault
+from paceline.training.checkpoint.store import Store
+
+pytestmark = [
+    pytest.mark.timeout(60),
+    pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc on this system"),
+]
+HYDRA = KIND in ("mpich", "intel")
+
+RULES = {
+    "bsp": {"name": "bsp"},
+    "bsp-unshared": {"name": "bsp"},
+    "average": {"name": "average", "every": 3},
+    "diloco": {"name": "diloco", "every": 3},
+    "easgd": {"name": "easgd", "every": 2},
+    "easgd-server": {"name": "easgd", "every": 2, "servers": 1},
+    "downpour": {"name": "downpour"},
+    "gossip": {"name": "gossip", "probability": 1},
+}
+DEADLINE_S = 40
+AT_ONCE = 1 if HYDRA else 2
+"""Jobs at a time: most of a stall is waiting. Whose Hydra's segments are nobody can tell."""
+LEAST_ACCURACY = 0.85
+"""Without a fault it is 0.88, whatever the rule."""
+
+KILLED = r"(rank {} \(\S+\)|a rank \(.*\))" if HYDRA else r"rank {} \(\S+\)"
+STALL = r"WorldError on rank {} \(\S+\): nothing has moved for \d+ s at step \d+: "
+MISSING = r"rank {}(, 2 wait| waits) for rank {} \(\S+\), "
+APART = r"all ranks wait for each other \(rank 0 in \S+ \S+, rank 1 in \S+ \S+"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault under a rule, and what is to come of it."""
+
+    rule: str
+    fault: str
+    says: str
+    """A pattern: of a line of stderr, and where the run ends, of the one that says why."""
+    code: int = 0
+    """Of the launcher."""
+    within_s: float = DEADLINE_S
+    """Of the fault."""
+    more: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        fault = Fault.parse(self.fault)
+        code = f"-with-{fault.code}" if fault.kind == "exit" else ""
+        return f"{self.rule}-{fault.kind}{code}-on-rank-{fault.rank}" + "-slow" * bool(self.more)
+
+
+def borne(rule: str) -> list[Case]:
+    """Faults that a run bears, on rank 1."""
+    busy = MISSING.format(0, 1) + r"busy in inject.py(.|\n)*moving again"
+    rejected = r"\[rank 1\] warning: the loss is nan at step 12 on rank 1, .*: rejected"
+    full = r"\[rank 1\] warning: the checkpoint \S+ cannot be written: File too large"
+    return [
+        Case(rule, "nan:rank=1,step=12", rejected),
+        # The watch may look for the first time a second after the run has begun.
+        Case(rule, "delay:rank=1,step=12,seconds=2.75", busy),
+        Case(rule, "disk-full:rank=1,step=12", full),
+    ]
+
+
+def fatal(rule: str, rank: int) -> list[Case]:
+    """Faults that end it: 10 s after them, or after the stall of 4 s that faulty.py allows."""
+    judge = 1 if rank == 0 else 0  # who is stopped cannot say it
+    silent = MISSING.format(1 - rank, rank) + r"busy in inject.py:\d+ _fall_silent"
+    # A server is told of every second step by a message; a peer, if the push before has left.
+    dropped = {"easgd-server": APART, "gossip": f"({APART}|{silent})"}.get(rule, silent)
+    stopped = STALL.format(judge) + MISSING.format(judge, rank) + "which has not been heard of"
+    at = rf"on rank {rank} \(\S+\) at step 12; all ranks were ended$"
+    where = f"rank={rank},step=12"
+    return [
+        Case(rule, f"exception:{where}", f"^paceline: RuntimeError {at}", 1, 10),
+        Case(rule, f"exit:{where}", f"^paceline: exit with 0 {at}", 1, 10),
+        Case(rule, f"exit:{where},code=3", f"^paceline: exit with 3 {at}", 3, 10),
+        Case(rule, f"sigkill:{where}", KILLED.format(rank) + " was killed by signal 9", 137, 10),
+        Case(rule, f"sigstop:{where}", stopped, 1, 14),
+        Case(rule, f"drop:{where}", STALL.format(0) + dropped, 1, 14),
+    ]
+
+
+BORNE = [case for rule in RULES for case in borne(rule)]
+FATAL = [case for rule in RULES for case in fatal(rule, rank=1)]
+LEADER = [
+    *fatal("average", rank=0),
+    Case(
+        "average",
+        "disk-full:rank=0,step=12",
+        r"OutputError on rank 0 \(\S+\): the model cannot be saved in .*: .*File too large",
+        code=1,
+    ),
+]
+SLOW = Case(
+    "bsp",
+    "sigkill:rank=1,step=25",
+    KILLED.format(1) + " was killed by .* at step [12]\\d; all ranks were ended",
+    code=137,
+    more=("--pace-s", "0.1"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job has ended."""
+
+    code: int
+    out: str
+    err: str
+    ended_s: float
+    """After the fault."""
+    left: list[str]
+    """Processes and memory that should have gone with it."""
+    checkpoints: Store
+
+    @property
+    def last_words(self) -> str:
+        """The one message that says why it ended."""
+        ending = re.compile(r"^\w+Error on rank|all ranks were ended$")
+        said = [line for line in self.err.splitlines() if ending.search(line)]
+        assert len(said) == 1, self.err
+        return said[0]
+
+    @property
+    def accuracy(self) -> float:
+        return float(re.search(r"ACCURACY ([\d.]+)", self.out)[1])
+
+
+@pytest.fixture(scope="module")
+def outcomes(request, tmp_path_factory):
+    """`outcomes(case)`: of the cases that were selected, which run a few at a time."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = {}
+        for item in request.session.items:
+            if item.path == request.path:
+                case = item.callspec.params["case"]
+                found[case] = pool.submit(run, case, tmp_path_factory.mktemp("job"))
+        yield lambda case: found[case].result()
+        pool.shutdown(cancel_futures=True)
+
+
+def run(case: Case, folder: Path) -> Outcome:
+    """Train by that rule while that fault strikes."""
+    ranks = 3 if "servers" in RULES[case.rule] else 2
+    program = [str(TESTS / "mpi" / "programs" / "faulty.py"), str(folder), "--fault", case.fault]
+    program += ["--rule", json.dumps(RULES[case.rule]), *case.more]
+    program += ["--no-share"] if case.rule == "bsp-unshared" else []
+    segments = open_segments()
+    launcher = subprocess.Popen(
+        [str(Path(sys.executable).parent / "paceline"), "run", "-n", str(ranks), "--", *program],
+        env=clean_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+    try:
+        out, err = launcher.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        launcher.kill()  # its undertaker ends the ranks
+        out, err = launcher.communicate(timeout=10)
+        pytest.fail(f"still ran after {DEADLINE_S} s:\n{out}{err}")
+    ended_s = time.time()
+    assert (folder / "struck").exists(), out + err
+    return Outcome(
+        launcher.returncode,
+        out,
+        err,
+        ended_s - float((folder / "struck").read_text()),
+        [*left_of(launcher.pid), *map(str, open_segments() - segments)],
+        Store(folder / "run" / "checkpoints"),
+    )
+
+
+def left_of(launcher: int, seconds: float = 2.0) -> list[str]:
+    """Processes and memory of its job that are still there after so many seconds."""
+    end = time.monotonic() + seconds
+    while (found := _left_of(launcher)) and time.monotonic() < end:
+        time.sleep(0.02)
+    return found
+
+
+def _left_of(launcher: int) -> list[str]:
+    found = [str(path) for path in Path("/dev/shm").glob(f"paceline-{launcher}-*")]
+    mark = f"PACELINE_JOB_FOLDER=/dev/shm/paceline-{launcher}-".encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark in (process / "environ").read_bytes():
+                found.append(process.name)
+    return found
+
+
+def open_segments() -> set[Path]:
+    """What MPI itself may leave in shared memory, outside of the job's folder."""
+    return {p for kind in ("*_segment*", "mpich_shm_*") for p in Path("/dev/shm").glob(kind)}
+
+
+def check_what_is_left(done: Outcome) -> None:
+    """Nothing but checkpoints that are sound."""
+    assert done.left == []
+    for name in done.checkpoints.names():
+        done.checkpoints.check(name)
+
+
+@pytest.mark.parametrize("case", BORNE, ids=str)
+def test_a_run_bears_it(outcomes, case):
+    done = outcomes(case)
+    assert done.code == 0, done.err
+    assert done.accuracy >= LEAST_ACCURACY
+    assert re.search(case.says, done.err)
+    check_what_is_left(done)
+
+
+@pytest.mark.parametrize("case", [*FATAL, *LEADER, SLOW], ids=str)
+def test_a_run_ends_soon_and_says_why(outcomes, case):
+    done = outcomes(case)
+    assert done.code == case.code, done.err
+    assert re.search(case.says, done.last_words)
+    assert done.ended_s < case.within_s
+    check_what_is_left(done)
