@@ -22,9 +22,9 @@ from paceline import Trainer
 from paceline.observe import read_events
 
 MODELS = {
-    "mnist": (("paceline.models.mnist:MNISTNetwork", (1, 28, 28), 10, 64), "sgd", 150),
+    "mnist": (("paceline.models.mnist:MNISTNetwork", (1, 28, 28), 10, 64), "sgd", 60),
     "mlp": (("mlp", (784,), 10, 64), "adam", 40),
-    "alexnet": (("paceline.models.alexnet:AlexNet", (3, 224, 224), 1000, 16), "sgd", 8),
+    "alexnet": (("paceline.models.alexnet:alexnet", (3, 224, 224), 1000, 16), "sgd", 8),
 }
 """Model, shape of an input, classes, batch; optimizer; and K."""
 SAVES = 5

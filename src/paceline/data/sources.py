@@ -211,7 +211,9 @@ def _gather(array: Any, indices: np.ndarray) -> Any:
     if not isinstance(array, np.ndarray):
         return array[indices]
     # A view as plain ndarray: np.take on a memmap would dress the batch as a memmap too.
-    taken = np.asarray(array).take(indices, axis=0)
+    plain = np.asarray(array)
+    # np.take copies all of an array that does not lie in one piece, for every batch.
+    taken = plain.take(indices, axis=0) if plain.flags.c_contiguous else plain[indices]
     # Files may come from a machine of the other byte order, which no framework takes.
     return taken if taken.dtype.isnative else taken.astype(taken.dtype.newbyteorder("="))
 

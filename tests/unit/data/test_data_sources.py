@@ -192,3 +192,10 @@ def test_a_dataset_needs_a_length_and_samples():
         DatasetSource(Endless())
     with pytest.raises(DataError, match="no samples"):
         DatasetSource([])
+
+
+def test_a_batch_of_a_view_copies_no_more_than_the_batch():
+    """All of it would be 80 GB."""
+    source = ArraySource(np.broadcast_to(np.arange(1000.0), (10**7, 1000)))
+    batch = source.take(np.array([5, 10**7 - 1]))
+    assert batch.inputs.tolist() == [np.arange(1000.0).tolist()] * 2
