@@ -91,11 +91,17 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGUSR2, 75), (signal.SIGINT, 130)],
-    ids=lambda value: getattr(value, "name", ""),
+    ("ranks", "number", "code"),
+    [
+        (1, signal.SIGTERM, 75),
+        (1, signal.SIGINT, 130),
+        (2, signal.SIGTERM, 75),
+        (2, signal.SIGUSR1, 75),
+        (2, signal.SIGUSR2, 75),
+        (2, signal.SIGINT, 130),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
 )
-@pytest.mark.parametrize("ranks", [1, 2])
 def test_a_signal_saves_and_the_run_goes_on(place, whole, ranks, number, code):
     words = (*NEW, "-n", str(ranks), "--checkpoint-every", "3", "--run-dir", "run")
     process = start(place, *words, SLOW_S="0.02")

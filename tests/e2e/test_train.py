@@ -136,7 +136,10 @@ def test_a_yaml_file_is_a_run_and_flags_win(paceline, project):
 FAULTS = {
     "missing file": (["mine.py:build", "nowhere.npz"], "nowhere.npz"),
     "torn npz": (["mine.py:build", "torn.npz"], "torn.npz"),
-    "nan": (["mine.py:build", "nan.npz"], r"loss is nan at step \d+ on rank \d, for samples"),
+    "nan": (
+        ["mine.py:build", "nan.npz", "--max-rejected", "0"],
+        r"loss is nan at step \d+ on rank \d, for samples",
+    ),
     "labels": (["mine.py:build", "labels.npz"], "is out of range: the model has 3 outputs"),
     "shapes": (["mine.py:uneven", "train.npz"], "the ranks have different models: rank 1 has"),
     "batch size": (["mnist", "--batch-size", "0"], "data.batch_size is 0"),

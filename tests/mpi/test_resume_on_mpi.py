@@ -6,7 +6,6 @@ import re
 import pytest
 
 SYNCHRONOUS = {
-    "bsp": ({"name": "bsp"}, "sgd"),
     "bsp, adamw": ({"name": "bsp"}, "adamw"),
     "powersgd": ({"name": "bsp", "wire": "powersgd"}, "sgd"),
     "average": ({"name": "average", "every": 5}, "adam"),
