@@ -135,7 +135,7 @@ def _train_to_the_end(settings, ranks, run_dir, length_s, chance, outcome, launc
         try:
             if doomed:
                 try:
-                    process.wait(timeout=chance.uniform(0.3, 1.05) * length_s)
+                    process.wait(timeout=chance.uniform(0.3, 0.95) * length_s)
                 except subprocess.TimeoutExpired:
                     outcome.kills += _kill_somebody(process.pid, chance)
             if process.wait(timeout=DEADLINE_S) == 0:
