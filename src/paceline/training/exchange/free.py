@@ -144,7 +144,7 @@ class FreeExchange(ABC):
         agreed = once(self.team, agree)
         if agreed.number is not None:
             self._centre.save(agreed.number)
-            keep(agreed)
+        keep(agreed)
         self.team.barrier()
 
     def quit(self) -> None:

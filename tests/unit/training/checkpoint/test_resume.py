@@ -11,9 +11,9 @@ from training_of_a_line import BATCH, SAMPLES, data, weights
 
 from paceline.comm import SoloWorld, run_world
 from paceline.comm.threads import ThreadWorld
-from paceline.errors import CheckpointError, ConfigError, Interrupted
+from paceline.errors import CheckpointError, ConfigError, Interrupted, OutputError
 from paceline.frameworks.numpy import NumpyReplica
-from paceline.rules import BSP, Average, DiLoCo
+from paceline.rules import BSP, EASGD, Average, DiLoCo
 from paceline.training.callbacks import Callback
 from paceline.training.checkpoint.store import Store
 from paceline.training.trainer import Trainer
@@ -296,3 +296,16 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path, monkeypatch):
     assert weights(found[0].model).tobytes() == weights(whole[0].model).tobytes()
     steps = 3 * -(-SAMPLES // (2 * BATCH))
     assert Store(tmp_path / "run" / "checkpoints").names() == [f"step-{steps:08d}"]
+
+
+@pytest.mark.parametrize("rule", [BSP(), EASGD(every=2)], ids=lambda rule: rule.name)
+def test_a_checkpoint_that_cannot_begin_is_tried_again_a_period_later(tmp_path, monkeypatch, rule):
+    tried = []
+
+    def full(self, name):
+        tried.append(name)
+        raise OutputError("No space left on device")
+
+    monkeypatch.setattr(Store, "begin", full)
+    fit(tmp_path / "run", 2, rule, checkpoint_every=8)
+    assert 1 <= len(tried) <= 3 * -(-SAMPLES // BATCH) // 8 + 1
