@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import mpi4py
 import numpy as np
@@ -273,6 +274,29 @@ def _whole(buffer: Buffer) -> Buffer:
             "divide it, or send wider elements"
         )
     return buffer.reshape(-1)
+
+
+class Library(NamedTuple):
+    """The MPI library that mpi4py has loaded."""
+
+    path: str | None
+    version: str
+    standard: str
+    ulfm: bool | None
+    """Whether it was built so that ranks may fail; None if its file is not known."""
+
+
+def library() -> Library:
+    """Which MPI this is. It starts nothing, but importing this file does, unless the environment
+    has MPI4PY_RC_INITIALIZE=0."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    files = (line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line)
+    path = next((name for name in files if Path(name).name.startswith("libmpi")), None)
+    version = str(MPI.Get_library_version()).strip("\0 \n")
+    # MPICH has functions of these names, too, and emulates them.
+    ulfm = None if path is None else hasattr(ctypes.CDLL(path), "MPIX_Comm_revoke")
+    standard = ".".join(map(str, MPI.Get_version()))
+    return Library(path, version, standard, ulfm and version.startswith("Open MPI"))
 
 
 def world_of_mpi() -> MPIWorld:

@@ -1,0 +1,113 @@
+"""What a node has: plain values, so that they can travel as JSON and be made up in tests."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+from paceline.errors import LaunchError
+
+KINDS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel(R) MPI": "intel", "MVAPICH": "mpich"}
+"""What the version of an MPI library says, and the kind of mpirun that fits it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """One node, as the probe found it. None and empty mean: not there, or it could not be read."""
+
+    host: str = ""
+    resolves_to: list[str] = field(default_factory=list)
+    """The addresses that its own name gives it."""
+    interfaces: dict[str, list[str]] = field(default_factory=dict)
+    """Addresses of each interface that is up."""
+    user: str = ""
+    system: str = ""
+    time_s: float = 0.0
+    skew_s: float = 0.0
+    """How far its clock is from that of the host which asked, at least."""
+
+    python: str = ""
+    executable: str = ""
+    paceline: str = ""
+    digest: str = ""
+    """Of Paceline's own source files: tells two checkouts of one version apart."""
+    mpi4py: str | None = None
+    torch: str | None = None
+    numpy: str | None = None
+
+    libmpi: str | None = None
+    libmpi_why: str = ""
+    """Why this library and no other."""
+    libmpi_version: str | None = None
+    libmpi_standard: str | None = None
+    libmpi_problem: str = ""
+    ulfm: bool | None = None
+    """Whether the library was built for ranks that may fail; None if it cannot be told."""
+    mpirun: str | None = None
+    mpirun_kind: str | None = None
+    mpirun_version: str | None = None
+    mpirun_problem: str = ""
+
+    cpus: int = 0
+    """Processors of the machine; `affinity` are those that this process may run on."""
+    affinity: list[int] = field(default_factory=list)
+    quota: float | None = None
+    """Processors' worth of time that the cgroup allows."""
+    cores: int = 0
+    """Physical cores that may be used, within affinity and quota."""
+    threads: str | None = None
+    """OMP_NUM_THREADS as it is set."""
+    memory_bytes: int = 0
+    memory_free_bytes: int = 0
+    memory_limit_bytes: int | None = None
+    """What the cgroup or the scheduler allows."""
+    shm_bytes: int = 0
+    shm_free_bytes: int = 0
+    gpus: list[str] = field(default_factory=list)
+
+    commands: dict[str, str] = field(default_factory=dict)
+    """Commands of schedulers and for reaching other hosts that were found, and where."""
+    srun_mpi: list[str] = field(default_factory=list)
+    """What `srun --mpi=list` names."""
+    pmi: list[str] = field(default_factory=list)
+    """Variables by which a launcher introduces ranks to each other, as set in this process."""
+    job: str = ""
+    """The job we are in, for example "Slurm job 12"."""
+    job_problem: str = ""
+    started_by: str = "none"
+    """The launcher or batch system as `launch/environment` names it."""
+    granted: int | None = None
+    """The ranks that the job was given room for."""
+
+    @property
+    def libmpi_kind(self) -> str | None:
+        """The kind of mpirun that fits the library; None without a library."""
+        version = self.libmpi_version
+        if version is None:
+            return None
+        return next((kind for mark, kind in KINDS.items() if mark in version), "unknown")
+
+
+def to_json(facts: Facts) -> str:
+    """One line."""
+    return json.dumps(dataclasses.asdict(facts))
+
+
+def from_json(text: str) -> Facts:
+    """Read what another host's probe wrote, last line first: its shell may have greeted before.
+
+    Fields of another version of Paceline are left out.
+
+    >>> from_json('Welcome!\\n{"host": "n1", "later": 1}').host
+    'n1'
+    """
+    names = {one.name for one in dataclasses.fields(Facts)}
+    for line in reversed(text.splitlines()):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict) and "host" in values:
+            return Facts(**{name: value for name, value in values.items() if name in names})
+    raise LaunchError(f"the probe of a node said nothing that can be read: {text.strip()!r}")
