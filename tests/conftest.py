@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.local import (
-    Job,
-    find_mpirun,
-    read_machine,
-    render_command,
-    shared_memory,
-)
+from paceline.launch.command import Job, render_command
+from paceline.launch.local import find_mpirun, read_machine, shared_memory
 
 TESTS = Path(__file__).parent
 FULL_MNIST = os.environ.get("PACELINE_DATA")

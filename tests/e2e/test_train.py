@@ -16,7 +16,8 @@ import yaml
 from conftest import FULL_MNIST, clean_environment
 
 from paceline.cli.train import _FLAGS
-from paceline.launch.local import Job, find_mpirun, read_machine, render_command
+from paceline.launch.command import Job, render_command
+from paceline.launch.local import find_mpirun, read_machine
 
 MODEL = """
 import torch

@@ -20,7 +20,8 @@ except LaunchError as error:
 
 LAUNCH = """
 import sys
-from paceline.launch.local import Job, start
+from paceline.launch.command import Job
+from paceline.launch.local import start
 sys.exit(start(Job(int(sys.argv[1]), 1, (sys.executable, *sys.argv[2:]))))
 """
 HELLO = """

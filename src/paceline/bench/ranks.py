@@ -16,7 +16,8 @@ from paceline.errors import LaunchError
 from paceline.launch.cores import available_cores, threads_per_rank
 from paceline.launch.environment import detect
 from paceline.launch.foreground import run_foreground
-from paceline.launch.local import Job, start
+from paceline.launch.command import Job
+from paceline.launch.local import start
 
 _TASK, _ANSWER = "task.json", "answer.json"
 

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from paceline.errors import LaunchError
-from paceline.launch.cores import available_cores, threads_per_rank
+from paceline.launch.allocation import read_allocation
+from paceline.launch.command import Job, Mpirun, Placement
+from paceline.launch.cores import available_cores
 from paceline.launch.environment import Environment, detect
 from paceline.launch.foreground import Ended
-from paceline.launch.local import RESTART, Job, find_mpirun, start_alone, start_ranks
+from paceline.launch.gpus import deal_gpus
+from paceline.launch.hosts import Host, parse_hosts, read_hostfile
+from paceline.launch.local import RESTART, find_mpirun, start_alone, start_ranks
+from paceline.launch.lodging import settle_in
+from paceline.launch.placement import Plan, plan_ranks
 from paceline.launch.restarts import run_with_restarts
+from paceline.launch.srun import find_srun
 
 _SIGNALLED = {130: "interrupted", 143: "terminated"}
 
@@ -30,7 +39,23 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "--threads",
         type=_positive,
         metavar="T",
-        help="threads per rank (default: $OMP_NUM_THREADS, else cores / ranks)",
+        help="threads per rank (default: $OMP_NUM_THREADS, else what the job was granted, else "
+        "cores / ranks)",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--hosts",
+        metavar="A:16,B:16",
+        help="machines to start ranks on by ssh, each with its number of ranks (default: its "
+        "cores); in a job of a scheduler its hosts are known already",
+    )
+    where.add_argument(
+        "--hostfile", metavar="FILE", help="the same from a file: a host per line, as A:16"
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=("mpirun", "srun"),
+        help="what starts the ranks (default: mpirun; srun in a Slurm job that has no mpirun)",
     )
     parser.add_argument(
         "--restarts",
@@ -56,29 +81,72 @@ def start_or_join(
     if args.threads:  # what was asked for wins over what the shell has set
         os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
     if environment.launched:
-        if args.ranks not in (None, environment.size):
-            raise LaunchError(
-                f"you said -n {args.ranks}, but {environment.kind} has started {environment.size} "
-                "ranks already; leave -n away"
-            )
+        _check_launched(environment, args)
+        settle_in()
+        deal_gpus(environment)
         return join()
     if _is_lone_rank(environment, args):
         return join()
-    ranks = args.ranks if args.ranks is not None else _default_ranks(environment)
-    if ranks == 1 and not args.restarts:
+    launcher = _find_launcher(args)
+    plan = _plan(args) if launcher else Plan(1, args.threads or available_cores(), Placement())
+    if plan.ranks == 1 and not plan.placement.hosts and not args.restarts:
         os.environ |= {"PACELINE_RANKS": "1", RESTART: "0"}
         return join()
-    threads = args.threads or threads_per_rank(ranks, available_cores())
 
     def run(restart: int) -> Ended:
         words = again() if restart and again is not None else command
-        job = Job(ranks, threads, (sys.executable, "-m", "paceline", *words))
-        return (start_alone if ranks == 1 else start_ranks)(job, restart)
+        program = (sys.executable, "-m", "paceline", *words)
+        job = Job(plan.ranks, plan.threads, program, plan.placement)
+        if launcher is None or (plan.ranks == 1 and not plan.placement.hosts):
+            return start_alone(job, restart)
+        return start_ranks(job, restart, launcher)
 
     ended = run_with_restarts(run, args.restarts)
     if ended.code in _SIGNALLED and ended.signalled and not ended.saved:
         sys.stderr.write(f"paceline: {_SIGNALLED[ended.code]}; all ranks were ended\n")
     return ended.code
+
+
+def _check_launched(environment: Environment, args: argparse.Namespace) -> None:
+    """What was asked for must be what the launcher did; ours was given the same words."""
+    if args.ranks not in (None, environment.size):
+        raise LaunchError(
+            f"you said -n {args.ranks}, but {environment.kind} has started {environment.size} "
+            "ranks already; leave -n away"
+        )
+    if (args.hosts or args.hostfile or args.launcher) and "PACELINE_LAUNCHER" not in os.environ:
+        raise LaunchError(
+            f"{environment.kind} has started the ranks already, where it was told to; leave "
+            "--hosts, --hostfile and --launcher away"
+        )
+
+
+def _find_launcher(args: argparse.Namespace) -> Mpirun | None:
+    """What starts the ranks; `None` if this process is to be the only one."""
+    named = args.hosts or args.hostfile
+    if args.ranks == 1 and not named:
+        return None
+    if args.launcher == "srun":
+        return find_srun()
+    try:
+        return find_mpirun()
+    except LaunchError as error:
+        if args.launcher is None and shutil.which("srun") and "SLURM_JOB_ID" in os.environ:
+            return find_srun()
+        if args.ranks or named or args.launcher:
+            raise
+        if available_cores() > 1:
+            sys.stderr.write(f"paceline: one process with all cores, since {error}\n")
+        return None
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    hosts: tuple[Host, ...] = ()
+    if args.hosts:
+        hosts = parse_hosts(args.hosts)
+    elif args.hostfile:
+        hosts = read_hostfile(Path(args.hostfile))
+    return plan_ranks(args.ranks, args.threads, hosts, read_allocation())
 
 
 def _is_lone_rank(environment: Environment, args: argparse.Namespace) -> bool:
@@ -96,16 +164,3 @@ def _not_negative(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
     return int(text)
-
-
-def _default_ranks(environment: Environment) -> int:
-    """The tasks of the allocation, else one rank per core; one where no MPI could start more."""
-    cores = environment.size if environment.size > 1 else available_cores()
-    if cores == 1:
-        return 1
-    try:
-        find_mpirun()
-    except LaunchError as error:
-        sys.stderr.write(f"paceline: one process with all cores, since {error}\n")
-        return 1
-    return cores

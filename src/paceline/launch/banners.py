@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from paceline.launch.deaths import Death, read_death
+from paceline.launch.deaths import Death, Loss, read_death, read_loss
+from paceline.launch.lodging import WORD
 
 _MAX_BLOCK_LINES = 40
 _ABORTED = b"MPI_ABORT was invoked"
@@ -28,18 +29,26 @@ class Dialect:
     def is_banner(self, block: list[bytes]) -> bool:
         # Open MPI wraps its sentences, so phrases are sought in the block as one line.
         text = b" ".join(b"".join(block).split())
-        if read_death(text) is not None:
+        if read_death(text) is not None or read_loss(text) is not None:
             return True
         return any(mark in text for mark in self.marks) and not any(k in text for k in self.keep)
 
 
 OPEN_MPI = Dialect(
     rule=re.compile(rb"-{60,}\s*"),
-    marks=(b"prterun", _ABORTED, b"Primary job terminated", b"mpirun detected"),
+    marks=(
+        b"prterun",
+        _ABORTED,
+        b"Primary job terminated",
+        b"mpirun detected",
+        # PMIx of a rank under srun does not know all that Slurm's own, older PMIx asks it for.
+        b"You were supposed to get help about: find-available:not-valid",
+    ),
     # These explain what no rank can explain itself (a bad executable).
     keep=(b"unable to", b"not enough slots", b"exited on signal"),
-    # PMIx says this when a rank is gone before it was told to go; the rank speaks for itself.
-    noise=re.compile(rb"\[[^\]]+:\d+\] PMIX ERROR: .*\bpmix_server\.c at line \d+\s*"),
+    # PMIx says this when a rank is gone before it was told to go; the rank speaks for itself. MPI's
+    # own errors, in lines of their own, come from ranks whose peer is gone.
+    noise=re.compile(rb"\[[^\]]+:\d+\] (PMIX ERROR: .*\bpmix_server\.c at line \d+|\*\*\* .*)\s*"),
     ends_with_nul=True,  # of PRRTE's C string
 )
 
@@ -73,6 +82,8 @@ class BannerFilter:
         self._block: list[bytes] = []
         self._dropped: list[bytes] = []
         self._shown = False
+        self.words: list[bytes] = []
+        """What ranks on other hosts have said to the launcher; who reads it takes it away."""
 
     def feed(self, data: bytes) -> bytes:
         """Take the next piece of the stream; return what can be shown at once."""
@@ -93,7 +104,7 @@ class BannerFilter:
             self._dropped += [*self._block, self._partial]
             self._block, self._partial = [], b""
         rest = self._show(self._release())
-        explained = self._shown or self.death is not None
+        explained = self._shown or self.death is not None or self.loss is not None
         return rest if explained or not failed else rest + b"".join(self._dropped)
 
     @property
@@ -102,7 +113,15 @@ class BannerFilter:
         # A rank that aborts is the cause; that others die of it is none.
         return read_death(b"".join(self._dropped).partition(_ABORTED)[0])
 
+    @property
+    def loss(self) -> Loss | None:
+        """The host whose loss the dropped banners tell of."""
+        return read_loss(b"".join(self._dropped))
+
     def _take(self, line: bytes) -> bytes:
+        if line.startswith(WORD):
+            self.words.append(line)
+            return b""
         if self._dialect.noise.fullmatch(line):
             self._dropped.append(line)
             return b""

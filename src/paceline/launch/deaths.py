@@ -21,6 +21,12 @@ _HYDRA = re.compile(
     r"(?:RANK (?P<rank>\d+) )?PID (?P<pid>\d+) RUNNING AT (?P<node>\S+) "
     r".*?(?:EXIT STRING: [^()]*\(signal |KILLED BY SIGNAL: )(?P<signal>\d+)"
 )
+# PRRTE 3, when a host falls silent, or its daemon is gone:
+_LOST = re.compile(
+    r"lost communication with a remote daemon.*? Remote daemon ?: \S+ on node (?P<node>\S+)"
+)
+# A rank of Open MPI whose peer on another host has gone; the peer's end may never be told.
+_CUT_OFF = re.compile(r"peer process has unexpectedly disconnected.*? Peer host: +(?P<node>\S+)")
 _WHY = {
     signal.SIGKILL: "by hand, or out of memory",
     signal.SIGSEGV: "a crash in native code",
@@ -54,6 +60,37 @@ def read_death(banner: bytes) -> Death | None:
     return Death(
         None if rank is None else int(rank), int(found["pid"]), found["node"], int(found["signal"])
     )
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A host that fell silent; `whole`: with its daemon, not only a rank on it."""
+
+    node: str
+    whole: bool
+
+
+def read_loss(banner: bytes) -> Loss | None:
+    """Find the first host that was lost in what a launcher and its ranks have said."""
+    text = " ".join(banner.decode(errors="replace").split())
+    for pattern, whole in ((_LOST, True), (_CUT_OFF, False)):
+        found = pattern.search(text)
+        if found is not None:
+            return Loss(found["node"], whole)
+    return None
+
+
+def describe_loss(loss: Loss) -> str:
+    """The message for a host that was lost.
+
+    >>> describe_loss(Loss("n07", True))
+    'paceline: host n07 was lost (its power, its network or its daemon); all ranks were ended\\n'
+    """
+    if loss.whole:
+        who = f"host {loss.node} was lost (its power, its network or its daemon)"
+    else:
+        who = f"a rank on host {loss.node} was lost (its connection was closed)"
+    return f"paceline: {who}; all ranks were ended\n"
 
 
 def describe_death(death: Death, pulse: dict[str, Any]) -> str:

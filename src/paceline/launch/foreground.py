@@ -15,7 +15,15 @@ from types import FrameType
 
 from paceline.errors import LaunchError
 from paceline.launch.banners import HYDRA, OPEN_MPI, BannerFilter
-from paceline.launch.deaths import Death, describe_death, describe_end, read_pulse
+from paceline.launch.deaths import (
+    Death,
+    Loss,
+    describe_death,
+    describe_end,
+    describe_loss,
+    read_pulse,
+)
+from paceline.launch.lodging import take_word
 from paceline.launch.undertaker import Undertaker, kill_job, members
 
 SAVES = "saves"
@@ -23,6 +31,9 @@ SAVES = "saves"
 
 SAVED = 75
 """Exit code of ranks that saved and stopped before their work was done (EX_TEMPFAIL)."""
+
+HOST_LOST = 68
+"""Exit code of the launcher when a host was lost (EX_NOHOST): elsewhere the job could go on."""
 
 _PAUSE_S = 0.1
 _ROSTER_PAUSE_S = 1.0
@@ -124,7 +135,7 @@ def run_job(
     leader: Leader | None = None,
     undertaker: Undertaker | None = None,
 ) -> Ended:
-    """Run `argv` without stdin and with its output filtered (unless `raw`); tell how it ended.
+    """Run `argv` without stdin and with its output filtered (`raw`: as it is); tell how it ended.
 
     The child leads its own session: a Ctrl-C in the terminal reaches us alone and is passed on
     once, and whatever stays behind when it ends is found by the session, or by the `folder` that
@@ -133,7 +144,7 @@ def run_job(
     """
     leader = leader or Leader()
     with _forwarding(_Signals(folder, leader)) as signals:
-        piped = None if raw else subprocess.PIPE
+        piped = subprocess.PIPE
         try:
             child = subprocess.Popen(
                 argv,
@@ -148,7 +159,7 @@ def run_job(
             raise LaunchError(f"{argv[0]} could not be started: {error}.") from error
         (undertaker or Undertaker()).tell_session(child.pid)
         signals.watch(child)
-        output = _Output(child, leader, folder)
+        output = _Output(child, leader, folder, raw)
         try:
             output.pass_on(signals)
             child.wait()
@@ -156,17 +167,24 @@ def run_job(
             kill_job(child.pid, folder)
             child.wait()
             output.close()
-    death = None if _was_asked_to_end(signals) else output.death
-    _tell_death(child.returncode, death, folder, leader, signals)
+    asked = _was_asked_to_end(signals)
+    death, loss = (None, None) if asked else (output.death, output.loss)
+    if death is None and loss is not None and (loss.whole or child.returncode):
+        _write(_STDERR, describe_loss(loss).encode())
+    else:
+        _tell_death(child.returncode, death, folder, leader, signals)
     return Ended(
-        choose_code(child.returncode, signals.ending, death),
+        choose_code(child.returncode, signals.ending, death, loss),
         signals.received,
         saved=child.returncode == SAVED,
     )
 
 
-def choose_code(returncode: int, ending: int | None, death: Death | None) -> int:
-    """The exit code of a job whose leader gave `returncode`, after an `ending` signal or a `death`.
+def choose_code(
+    returncode: int, ending: int | None, death: Death | None, loss: Loss | None = None
+) -> int:
+    """The exit code of a job whose leader gave `returncode`, after an `ending` signal, a `death`
+    or a `loss`.
 
     >>> choose_code(75, signal.SIGTERM, None), choose_code(75, signal.SIGINT, None)
     (75, 130)
@@ -178,6 +196,9 @@ def choose_code(returncode: int, ending: int | None, death: Death | None) -> int
         return 128 + ending
     if death is not None:  # Hydra gives the bare number of the signal
         return 128 + death.signal
+    # PRRTE 3.0.14 has mpirun end with 0 when it has lost a host.
+    if loss is not None and loss.whole:
+        return HOST_LOST
     return returncode if returncode >= 0 else 128 - returncode
 
 
@@ -210,8 +231,12 @@ def _forwarding(signals: _Signals) -> Iterator[_Signals]:
 class _Output:
     """What the child writes, on its way through the filters to our own stdout and stderr."""
 
-    def __init__(self, child: subprocess.Popen[bytes], leader: Leader, folder: Path | None) -> None:
+    def __init__(
+        self, child: subprocess.Popen[bytes], leader: Leader, folder: Path | None, raw: bool
+    ) -> None:
         self._child = child
+        self._raw = raw
+        self._folder = folder
         dialect = HYDRA if leader.is_hydra else OPEN_MPI
         pipes = ((child.stdout, _STDOUT), (child.stderr, _STDERR))
         self._filters = {
@@ -229,7 +254,10 @@ class _Output:
             for source in readable:
                 data = os.read(source, 65536)
                 banners, target = self._filters[source]
-                _write(target, banners.feed(data))
+                shown = banners.feed(data)
+                _write(target, data if self._raw else shown)
+                while banners.words:
+                    take_word(banners.words.pop(0), self._folder)
                 if not data:
                     sources.remove(source)
             if self._roster is not None:
@@ -237,13 +265,17 @@ class _Output:
             if not readable:
                 for source in sources:
                     banners, target = self._filters[source]
-                    _write(target, banners.pause())
+                    self._show(target, banners.pause())
                 # A daemon that a rank left behind may hold the pipe open for ever.
                 if self._child.poll() is not None:
                     break
         failed = self._child.wait() not in (0, SAVED) and not _was_asked_to_end(signals)
         for banners, target in self._filters.values():
-            _write(target, banners.close(failed))
+            self._show(target, banners.close(failed))
+
+    def _show(self, target: int, text: bytes) -> None:
+        if not self._raw:
+            _write(target, text)
 
     @property
     def death(self) -> Death | None:
@@ -253,6 +285,12 @@ class _Output:
         if death is None or death.rank is not None or self._roster is None:
             return death
         return replace(death, rank=self._roster.ranks.get(death.pid))
+
+    @property
+    def loss(self) -> Loss | None:
+        """The host that was lost, as the banners tell."""
+        losses = (banners.loss for banners, _ in self._filters.values())
+        return next((loss for loss in losses if loss is not None), None)
 
     def close(self) -> None:
         for pipe in (self._child.stdout, self._child.stderr):

@@ -1,4 +1,4 @@
-"""Start ranks on this machine: find mpirun, write its command line, run it in the foreground."""
+"""Start ranks: find mpirun, write its command line, run it in the foreground."""
 
 import functools
 import importlib.util
@@ -11,14 +11,14 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import LaunchError
+from paceline.launch.command import Job, Machine, Mpirun, render_command
 from paceline.launch.cores import available_cores, numa_nodes
 from paceline.launch.environment import JOB_FOLDER
 from paceline.launch.foreground import Ended, Leader, run_job
-from paceline.launch.undertaker import remove_segments, undertaker
+from paceline.launch.undertaker import KEEPER, remove_segments, undertaker
 
 RESTART = "PACELINE_RESTART"
 """The variable that tells the ranks how often their job has been started again."""
@@ -35,41 +35,6 @@ _OTHER_NODES = (
 )
 """Variables by which mpirun learns of other nodes."""
 _KINDS = {"Open MPI": "openmpi", "OpenRTE": "openmpi", "Intel(R) MPI": "intel", "HYDRA": "mpich"}
-
-
-@dataclass(frozen=True)
-class Mpirun:
-    """A launcher: its path and its kind (openmpi, mpich, intel, unknown)."""
-
-    path: str
-    kind: str
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What `render_command` must know of the machine and of the terminal it is started from.
-
-    `terminal` is the device on our stdout and `columns` its width, `None` when it is no terminal.
-    """
-
-    cores: int
-    numa_nodes: int
-    is_root: bool
-    environ: Mapping[str, str]
-    has_ssh: bool = True
-    terminal: str | None = None
-    columns: int | None = None
-    alone: bool = False
-    """No scheduler has given it other nodes: all ranks will be here."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to start: so many ranks, each with so many threads, running one command."""
-
-    ranks: int
-    threads: int
-    command: tuple[str, ...]
 
 
 def find_mpirun() -> Mpirun:
@@ -102,24 +67,6 @@ def read_machine() -> Machine:
     )
 
 
-def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    """Write the command line of mpirun and the variables to add to its environment."""
-    if job.ranks < 1 or job.threads < 1:
-        raise LaunchError(
-            f"{job.ranks} ranks x {job.threads} threads were asked for; both must be at least 1."
-        )
-    options, defaults = _DIALECTS[mpirun.kind](job, machine)
-    threads = str(job.threads)
-    defaults |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    extra = {name: value for name, value in defaults.items() if name not in machine.environ}
-    extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1"}
-    # A rank's stdout is a pty under Open MPI in any case, so isatty() there tells nothing.
-    extra["PACELINE_TTY"] = machine.terminal or "0"
-    if machine.columns is not None:
-        extra["COLUMNS"] = str(machine.columns)
-    return [mpirun.path, "-n", str(job.ranks), *options, *job.command], extra
-
-
 def start(job: Job) -> int:
     """Run the job in the foreground and return its exit code (128+n when signal n ended it).
 
@@ -129,9 +76,9 @@ def start(job: Job) -> int:
     return start_ranks(job).code
 
 
-def start_ranks(job: Job, restart: int = 0) -> Ended:
+def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> Ended:
     """Run the job in the foreground, after so many restarts of it, and tell how it ended."""
-    mpirun, machine = find_mpirun(), read_machine()
+    mpirun, machine = launcher or find_mpirun(), read_machine()
     argv, extra = render_command(job, mpirun, machine)
     leader = Leader(Path(mpirun.path).name, mpirun.kind)
     with shared_memory(mpirun) as place:
@@ -197,58 +144,12 @@ def remove_stale_memory(unused_s: float = 60.0) -> None:
     spared while ranks may still be about to open their segments in it.
     """
     for place in Path(_SHARED_MEMORY).glob("paceline-*-*"):
-        pid = place.name.split("-")[1]
         with suppress(OSError):
+            keeper = place / KEEPER  # where the launcher is on another host
+            pid = keeper.read_text() if keeper.exists() else place.name.split("-")[1]
             unused = time.time() - place.stat().st_mtime >= unused_s
             if unused and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
                 shutil.rmtree(place, ignore_errors=True)
-
-
-def _open_mpi(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    crowded = job.ranks * job.threads > machine.cores
-    # Open MPI 5.0.11 never tells rank 0 that stdin has ended: a read there would hang.
-    no_stdin = ["--stdin", "none"]
-    defaults = {
-        "OMPI_MCA_osc": "^ucx",  # it complains at every shared window
-        "OMPI_MCA_btl_tcp_links": "4",  # one connection reaches half of what 1 Gbit/s Ethernet can
-    }
-    if machine.alone:
-        defaults["OMPI_MCA_btl"] = "^tcp"  # its ranks would listen on every interface, for nobody
-    if machine.is_root:
-        defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if crowded:
-        defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    if not machine.has_ssh:
-        defaults["PRTE_MCA_plm_ssh_agent"] = "false"
-    if machine.numa_nodes > 1 and not crowded and job.ranks <= _slots(machine):
-        return [*no_stdin, "--map-by", "numa", "--bind-to", "numa"], defaults
-    # On one NUMA node binding buys nothing, and two jobs would be bound to the same cores.
-    spread = ["--map-by", ":OVERSUBSCRIBE"] if job.ranks > _slots(machine) else []
-    return [*no_stdin, *spread, "--bind-to", "none"], defaults
-
-
-def _mpich(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    # After some collectives MPICH changes their algorithm, and with it the order of sums; with 0 it
-    # takes the later one from the start, so that the same message gives the same bits (MPICH 5.0).
-    defaults = {"MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD": "0"}
-    return ["-bind-to", "none" if machine.numa_nodes == 1 else "numa"], defaults
-
-
-def _intel(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    return [], ({"I_MPI_PIN": "off"} if machine.numa_nodes == 1 else {})
-
-
-def _unknown(job: Job, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    return [], {}
-
-
-_DIALECTS = {"openmpi": _open_mpi, "mpich": _mpich, "intel": _intel, "unknown": _unknown}
-
-
-def _slots(machine: Machine) -> int:
-    """Count the ranks mpirun starts unasked: the cores, or the tasks of a Slurm allocation."""
-    tasks = machine.environ.get("SLURM_NTASKS", "")
-    return min(machine.cores, int(tasks)) if tasks.isdigit() else machine.cores
 
 
 def _terminal() -> str | None:

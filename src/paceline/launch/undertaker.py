@@ -1,11 +1,13 @@
 """What is left of a job: its processes, its folder, shared memory of MPICH.
 
 The launcher clears it away itself. For the case that it is killed, it starts this file as a process
-of its own, which waits for the launcher's end; so this file imports the standard library alone.
+of its own, which waits for the launcher's end; so this file imports the standard library alone. On
+other hosts than the launcher's, a rank starts it as the keeper of the job's folder there.
 """
 
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -20,10 +22,16 @@ SHARED_MEMORY = Path("/dev/shm")
 JOB_FOLDER = "PACELINE_JOB_FOLDER"
 """As in `environment`, which cannot be imported here."""
 
+KEEPER = "keeper"
+"""In the job's folder on other hosts: the number of the process that will remove it."""
+
 _GRACE_S = 3.0
 """How long mpirun, which got a SIGTERM when the launcher died, has to end its ranks."""
 
 _PAUSE_S = 0.05
+_PARENT_PAUSE_S = 0.5
+_NOBODY = -1
+"""No session: the members of a job are known by its folder alone."""
 _DONE = b"done"
 _MPICH_SEGMENT = re.compile(r"mpich_shm_[0-9a-f]+_\d+")
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -156,10 +164,13 @@ def _wait_until_gone(session: int, folder: Path, seconds: float) -> None:
         time.sleep(_PAUSE_S)
 
 
-def main(folder: str, since_s: str | None = None) -> None:
+def main(folder: str, more: str | None = None) -> None:
     """Wait for the launcher's end; clear up, unless it said that it has done so itself."""
     for number in _DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
+    if more is not None and more.startswith("parent="):
+        keep(Path(folder), int(more.removeprefix("parent=")))
+        return
     *sessions, last = sys.stdin.buffer.read().split(b"\n")
     if last == _DONE:
         return
@@ -168,8 +179,32 @@ def main(folder: str, since_s: str | None = None) -> None:
         kill_job(session, Path(folder))
         _wait_until_gone(session, Path(folder), _GRACE_S)
     shutil.rmtree(folder, ignore_errors=True)
-    if since_s is not None:
-        remove_segments(float(since_s))
+    if more is not None:
+        remove_segments(float(more))
+
+
+def keep(folder: Path, parent: int) -> None:
+    """Stay until the process that started the ranks of this host is gone; then clear up after it.
+
+    That is the launcher's daemon here (or Slurm's), which outlives its ranks. Ranks that do not
+    end with it have lost their launcher.
+    """
+    _wait_for_end(parent)
+    _wait_until_gone(_NOBODY, folder, _GRACE_S)
+    for pid in members(_NOBODY, folder):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for_end(pid: int) -> None:
+    """Sleep until the process has ended."""
+    if hasattr(os, "pidfd_open"):
+        with suppress(OSError):
+            select.select([os.pidfd_open(pid)], [], [])
+            return
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(_PARENT_PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paceline.comm import Patience, Pending, World, current_world
 from paceline.errors import WorldError
-from paceline.launch.environment import JOB_FOLDER
+from paceline.launch.deaths import PULSE
+from paceline.launch.lodging import tell_launcher
 from paceline.launch.stacks import Doing, look_at
 from paceline.launch.stalls import PULSE_BYTES, Judge, Pulse, Verdict, decode, encode
 
@@ -417,10 +417,4 @@ class _Watcher(Watch):
 
 def write_known(known: dict[str, dict[str, object]]) -> None:
     """Leave what is known of the ranks in the job's folder, for the launcher; if there is one."""
-    folder = os.environ.get(JOB_FOLDER)
-    if not folder or not Path(folder).is_dir():
-        return
-    with contextlib.suppress(OSError):
-        written = Path(folder) / "pulse.json.new"
-        written.write_text(json.dumps(known))
-        written.replace(Path(folder) / "pulse.json")
+    tell_launcher(PULSE, json.dumps(known))

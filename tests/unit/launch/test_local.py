@@ -5,7 +5,9 @@ import pytest
 
 from paceline.errors import LaunchError
 from paceline.launch import local
-from paceline.launch.local import Job, Machine, Mpirun, find_mpirun, render_command, shared_memory
+from paceline.launch.command import Job, Machine, Mpirun, Placement, render_command
+from paceline.launch.hosts import Host
+from paceline.launch.local import find_mpirun, shared_memory
 
 OPEN_MPI = Mpirun("/opt/bin/mpirun", "openmpi")
 
@@ -182,3 +184,60 @@ def test_without_mpi4py_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LaunchError, match=r"mpi4py, which is not installed.*-n 1"):
         find_mpirun()
+
+
+def placed(**changes) -> Job:
+    hosts = (Host("a", 2), Host("b", 1))
+    return Job(3, 2, ("python",), Placement(hosts, **changes))
+
+
+def test_open_mpi_is_told_the_hosts_and_the_way_to_them():
+    argv, extra = render_command(placed(agent="ssh -x"), OPEN_MPI, machine(alone=True))
+    assert " ".join(argv) == (
+        "/opt/bin/mpirun -n 3 --stdin none --host a:2,b:1 --map-by :OVERSUBSCRIBE --bind-to none "
+        "python"
+    )
+    assert extra["PRTE_MCA_plm_ssh_agent"] == "ssh -x"
+    assert extra["PRTE_MCA_prte_fwd_environment"] == "1"
+    assert "OMPI_MCA_btl" not in extra
+
+
+def test_under_slurm_open_mpi_finds_the_way_itself():
+    _, extra = render_command(placed(), OPEN_MPI, machine())
+    assert "PRTE_MCA_plm_ssh_agent" not in extra
+    assert extra["PRTE_MCA_oob_tcp_keepalive_time"] == "5"
+
+
+def test_a_crowded_host_lets_its_ranks_yield():
+    assert "OMPI_MCA_mpi_yield_when_idle" not in render_command(placed(), OPEN_MPI, machine())[1]
+    _, extra = render_command(placed(), OPEN_MPI, machine(cores=3))
+    assert extra["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+def test_mpich_is_told_the_hosts_and_the_way_to_them():
+    mpich = Mpirun("/opt/bin/mpiexec", "mpich")
+    argv, _ = render_command(placed(agent="qrsh"), mpich, machine())
+    assert " ".join(argv[3:]) == (
+        "-hosts a:2,b:1 -launcher ssh -launcher-exec qrsh -bind-to none python"
+    )
+    assert "-launcher" not in render_command(placed(), mpich, machine())[0]
+
+
+def test_srun_starts_tasks_of_the_job_on_its_nodes():
+    srun = Mpirun("/usr/bin/srun", "srun", "pmix")
+    job = Job(4, 2, ("python",), Placement((Host("a", 2), Host("b", 2))))
+    assert " ".join(render_command(job, srun, machine())[0]) == (
+        "/usr/bin/srun -n 4 --mpi=pmix --kill-on-bad-exit=1 --cpus-per-task=2 --nodelist=a,b "
+        "--ntasks-per-node=2 --overlap --overcommit python"
+    )
+
+
+def test_an_unknown_mpi_cannot_place_ranks_by_ssh():
+    with pytest.raises(LaunchError, match=r"placed on a:2,b:1\. Run: pip install"):
+        render_command(placed(agent="ssh"), Mpirun("/opt/bin/mpirun", "unknown"), machine())
+
+
+def test_the_terminal_is_named_only_where_rank_0_sees_it():
+    seen = machine(terminal="/dev/pts/3", columns=90)
+    assert render_command(placed(), OPEN_MPI, seen)[1]["PACELINE_TTY"] == "/dev/pts/3"
+    assert render_command(placed(leads_here=False), OPEN_MPI, seen)[1]["PACELINE_TTY"] == "0"

@@ -16,7 +16,7 @@ def started(monkeypatch):
     """The jobs that were started, with the number of the restart; all of them fail."""
     jobs = []
 
-    def start(kind, job, restart):
+    def start(kind, job, restart, launcher=None):
         jobs.append((kind, job.command, restart))
         return Ended(1)
 

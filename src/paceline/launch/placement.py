@@ -1,0 +1,119 @@
+"""Where the ranks of a job go: hosts the user names, those a scheduler granted, or this machine."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from paceline.errors import LaunchError
+from paceline.launch.allocation import Allocation
+from paceline.launch.command import Placement
+from paceline.launch.cores import available_cores, threads_per_rank
+from paceline.launch.hosts import Host, is_here, spread
+from paceline.launch.preflight import SSH, check_hosts
+
+_ANSWER_S = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How many ranks, with how many threads each, and where."""
+
+    ranks: int
+    threads: int
+    placement: Placement
+
+
+def plan_ranks(
+    ranks: int | None,
+    threads: int | None,
+    hosts: Sequence[Host],
+    allocation: Allocation | None,
+) -> Plan:
+    """Plan a job on the hosts that were named, else on those granted, else on this machine.
+
+    Without a number there is a rank for each slot; without threads, the cores are shared out.
+    """
+    if hosts:
+        return _plan_on_named(ranks, threads, tuple(hosts))
+    if allocation is not None and allocation.hosts:
+        return _plan_on_granted(ranks, threads, allocation)
+    cores = available_cores()
+    count = ranks or cores
+    return Plan(count, threads or threads_per_rank(count, cores), Placement())
+
+
+def choose_agent(allocation: Allocation, found: Mapping[str, bool], pe_starts: bool) -> str | None:
+    """What starts a program on another host of the allocation; `None`: the launcher knows.
+
+    `found` tells which programs there are; `pe_starts`, whether the parallel environment of Grid
+    Engine lets a job start its own processes (control_slaves), so that they are accounted for and
+    ended with the job.
+    """
+    own = {"sge": "qrsh", "pbs": "pbs_tmrsh", "lsf": "blaunch"}
+    if allocation.scheduler == "slurm":
+        return None
+    program = own[allocation.scheduler]
+    if not found.get(program) or (program == "qrsh" and not pe_starts):
+        return " ".join(SSH)
+    return "qrsh -inherit -nostdin -V" if program == "qrsh" else program
+
+
+def _plan_on_named(ranks: int | None, threads: int | None, hosts: tuple[Host, ...]) -> Plan:
+    facts = check_hosts([host.name for host in hosts if not is_here(host.name)])
+    cores = {name: known.cores for name, known in facts.items()}
+    known = [Host(h.name, h.slots or cores.get(h.name) or available_cores()) for h in hosts]
+    slots = sum(host.slots or 1 for host in known)
+    if ranks is not None and ranks > slots:
+        raise LaunchError(
+            f"-n {ranks} ranks were asked for, and the hosts take {slots} "
+            f"({', '.join(f'{h.name}:{h.slots}' for h in known)}). Say how many each shall take, "
+            f"as in --hosts {known[0].name}:{-(-ranks // len(known))}, or a lower -n"
+        )
+    placed = spread(ranks or slots, known)
+    if threads is None:
+        threads = min(
+            threads_per_rank(h.slots or 1, cores.get(h.name) or available_cores()) for h in placed
+        )
+    return _plan(placed, threads, " ".join(SSH), None)
+
+
+def _plan_on_granted(ranks: int | None, threads: int | None, allocation: Allocation) -> Plan:
+    placed = spread(ranks or allocation.slots, allocation.hosts)
+    if threads is None:
+        threads = allocation.threads
+    if threads is None:
+        most = max(host.slots or 1 for host in placed)
+        threads = threads_per_rank(most, available_cores())
+    agent = choose_agent(allocation, *_look_for_agents(allocation))
+    return _plan(placed, threads, agent, allocation.here)
+
+
+def _plan(hosts: tuple[Host, ...], threads: int, agent: str | None, here: str | None) -> Plan:
+    ranks = sum(host.slots or 1 for host in hosts)
+    leads_here = is_here(hosts[0].name, here)
+    if len(hosts) == 1 and leads_here:
+        return Plan(ranks, threads, Placement())
+    return Plan(ranks, threads, Placement(hosts, agent, leads_here))
+
+
+def _look_for_agents(allocation: Allocation) -> tuple[dict[str, bool], bool]:
+    found = {name: shutil.which(name) is not None for name in ("qrsh", "pbs_tmrsh", "blaunch")}
+    return found, allocation.scheduler != "sge" or _pe_starts(os.environ.get("PE", ""))
+
+
+def _pe_starts(name: str) -> bool:
+    """Whether the parallel environment has control_slaves; unless it can be asked, it has."""
+    try:
+        told = subprocess.run(
+            ["qconf", "-sp", name],
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return True
+    words = [line.split() for line in told.stdout.splitlines()]
+    return told.returncode != 0 or ["control_slaves", "FALSE"] not in words
