@@ -21,6 +21,8 @@ ALLOWED = {
     ("cli/run.py", "run_path"): "the script that the user names: paceline run -- script.py",
     ("cli/run.py", "run_module"): "the module that the user names: paceline run -- -m package",
     ("bench/naive.py", "comm.recv"): "a benchmark of what pickled messages cost, within one job",
+    ("launch/doctor/reach.py", "create_server"): "doctor tries whether hosts reach each other, "
+    "for some seconds; nothing is read",
     ("bench/peers.py", "TCPStore"): "gloo as a peer, for the time of a benchmark",
 }
 """Where and what, and why it may be there."""

@@ -289,7 +289,8 @@ class Library(NamedTuple):
 def library() -> Library:
     """Which MPI this is. It starts nothing, but importing this file does, unless the environment
     has MPI4PY_RC_INITIALIZE=0."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
+    maps = Path("/proc/self/maps")  # not on every system
+    lines = maps.read_text().splitlines() if maps.exists() else []
     files = (line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line)
     path = next((name for name in files if Path(name).name.startswith("libmpi")), None)
     version = str(MPI.Get_library_version()).strip("\0 \n")

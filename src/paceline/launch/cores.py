@@ -15,7 +15,7 @@ def available_cores(root: Path = _ROOT, cpus: Iterable[int] | None = None) -> in
     """
     allowed = affinity() if cpus is None else set(cpus)
     cores = len({_siblings(root, cpu) for cpu in allowed})
-    quota = min((math.ceil(q) for q in _quotas(root)), default=cores)
+    quota = min((math.ceil(q) for q in quotas(root)), default=cores)
     return max(1, min(cores, quota))
 
 
@@ -61,7 +61,7 @@ def _cpu_list(text: str) -> set[int]:
     return cpus
 
 
-def _quotas(root: Path) -> Iterator[float]:
+def quotas(root: Path) -> Iterator[float]:
     """Yield the CPU quotas on the way from this process's cgroups up to their roots."""
     mount = root / "sys/fs/cgroup"
     for line in (_read(root / "proc/self/cgroup") or "").splitlines():

@@ -23,7 +23,7 @@ from paceline.launch.deaths import (
     describe_loss,
     read_pulse,
 )
-from paceline.launch.lodging import take_word
+from paceline.launch.lodging import STARTED, take_word
 from paceline.launch.undertaker import Undertaker, kill_job, members
 
 SAVES = "saves"
@@ -34,6 +34,9 @@ SAVED = 75
 
 HOST_LOST = 68
 """Exit code of the launcher when a host was lost (EX_NOHOST): elsewhere the job could go on."""
+
+START_WARNING_S, START_TIMEOUT_S = 60.0, 300.0
+"""How long the first rank on other hosts may take; Python from a slow file server takes a while."""
 
 _PAUSE_S = 0.1
 _ROSTER_PAUSE_S = 1.0
@@ -58,6 +61,8 @@ class Leader:
 
     name: str = "mpirun"
     kind: str = "openmpi"
+    hosts: tuple[str, ...] = ()
+    """Other machines that it has to reach before any rank can start."""
 
     @property
     def is_hydra(self) -> bool:
@@ -153,7 +158,7 @@ def run_job(
                 stdout=piped if leader.is_hydra else None,
                 stderr=piped,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
             )
         except (OSError, ValueError) as error:
             raise LaunchError(f"{argv[0]} could not be started: {error}.") from error
@@ -245,6 +250,7 @@ class _Output:
             if pipe is not None
         }
         self._roster = _Roster(child.pid, folder) if leader.is_hydra else None
+        self._start = _Start(leader.hosts, folder)
 
     def pass_on(self, signals: _Signals) -> None:
         """Pass on what comes until the child has ended."""
@@ -262,6 +268,8 @@ class _Output:
                     sources.remove(source)
             if self._roster is not None:
                 self._roster.look()
+            if self._start.is_in_vain():
+                kill_job(self._child.pid, self._folder)
             if not readable:
                 for source in sources:
                     banners, target = self._filters[source]
@@ -298,6 +306,42 @@ class _Output:
                 pipe.close()
 
 
+class _Start:
+    """Waiting for the first rank on other hosts: a launcher that is not called back waits for ever.
+
+    That is so where a firewall lets ssh through and nothing else.
+    """
+
+    def __init__(self, hosts: tuple[str, ...], folder: Path | None) -> None:
+        self._hosts = ",".join(hosts)
+        self._mark = None if folder is None or not hosts else folder / STARTED
+        self._began_s = time.monotonic()
+        self._warned = False
+
+    def is_in_vain(self) -> bool:
+        """Whether no rank has come in time; at half the time the user is told."""
+        if self._mark is None:
+            return False
+        if self._mark.exists():
+            self._mark = None
+            return False
+        waited_s = time.monotonic() - self._began_s
+        if waited_s > START_WARNING_S and not self._warned:
+            self._warned = True
+            _write(_STDERR, self._describe(waited_s, "still waiting").encode())
+        if waited_s <= START_TIMEOUT_S:
+            return False
+        self._mark = None
+        _write(_STDERR, self._describe(waited_s, "giving up").encode())
+        return True
+
+    def _describe(self, waited_s: float, what: str) -> str:
+        return (
+            f"paceline: no rank has started on {self._hosts} for {waited_s:.0f} s; {what}. Do the "
+            f"hosts reach this one? Ask: paceline doctor --hosts {self._hosts}\n"
+        )
+
+
 class _Roster:
     """Which process is which rank: MPICH's Hydra tells only the number of a killed process."""
 
@@ -327,7 +371,7 @@ def _write(target: int, data: bytes) -> None:
             data = data[os.write(target, data) :]
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """Return the child's first act: ask Linux for a SIGTERM when we die, even by SIGKILL."""
     if sys.platform != "linux":
         return None

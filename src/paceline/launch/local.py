@@ -80,7 +80,8 @@ def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> E
     """Run the job in the foreground, after so many restarts of it, and tell how it ended."""
     mpirun, machine = launcher or find_mpirun(), read_machine()
     argv, extra = render_command(job, mpirun, machine)
-    leader = Leader(Path(mpirun.path).name, mpirun.kind)
+    hosts = tuple(host.name for host in job.placement.hosts)
+    leader = Leader(Path(mpirun.path).name, mpirun.kind, hosts)
     with shared_memory(mpirun) as place:
         return _run(argv, place, extra | {RESTART: str(restart)}, leader)
 

@@ -15,15 +15,22 @@ from paceline.launch import undertaker
 from paceline.launch.environment import JOB_FOLDER
 from paceline.launch.undertaker import KEEPER
 
+STARTED = "started"
+"""In the job's folder: a rank has come to life."""
+
 WORD = b"\x1epaceline "
 """Begins a line on stderr that is for the launcher: a name, and what the file of it shall hold."""
 
 
 def settle_in() -> None:
-    """Make this host's folder of the job, unless the launcher or another rank has done so."""
+    """Make this host's folder of the job, unless it is there; tell the launcher that we live."""
     folder = os.environ.get(JOB_FOLDER)
-    if not folder or not Path(folder).parent.is_dir():
-        return
+    if folder and Path(folder).parent.is_dir():
+        _make_folder(folder)
+        tell_launcher(STARTED, "")
+
+
+def _make_folder(folder: str) -> None:
     try:
         Path(folder).mkdir(mode=0o700)
     except OSError:  # it is there, or cannot be: ranks do without, and use the shared memory itself

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import subprocess
@@ -20,6 +21,11 @@ from paceline.launch.refusals import Problem, explain_refusal
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 """How hosts are reached: it never asks for a password, and never waits for ever."""
 
+FORWARDED = (
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
+    *("MPI4PY_LIBMPI", "MPI4PY_MPIABI"),
+)
+"""Of what ranks get from here, that which decides what they find."""
 PROBE_TIMEOUT_S = 90.0
 """For one host. All are asked at once."""
 SKEW_S = 30.0
@@ -73,8 +79,9 @@ def over(agent: Sequence[str], name: str, command: Sequence[str]) -> list[str]:
 
     The host's name is added to the agent, or takes the place of a word `{host}` in it.
     """
-    # From the folder in which ranks will start, too. Both words mean the same to every shell.
-    line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(command)}"
+    given = [f"{one}={os.environ[one]}" for one in FORWARDED if one in os.environ]
+    # From the folder in which ranks will start, too. These words mean the same to every shell.
+    line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *given, *command])}"
     named = [name if word == "{host}" else word for word in agent]
     return [*named, line] if "{host}" in agent else [*named, name, line]
 

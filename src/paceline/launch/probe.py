@@ -23,7 +23,7 @@ from typing import Any
 
 from paceline.errors import LaunchError
 from paceline.launch import node
-from paceline.launch.cores import _quotas, affinity, available_cores
+from paceline.launch.cores import affinity, available_cores, quotas
 from paceline.launch.environment import detect
 from paceline.launch.facts import Facts, to_json
 from paceline.launch.gpus import find_gpus
@@ -133,7 +133,7 @@ def _machine(env: Mapping[str, str]) -> dict[str, Any]:
     return {
         "cpus": os.cpu_count() or 1,
         "affinity": sorted(affinity()),
-        "quota": min(_quotas(Path("/")), default=None),
+        "quota": min(quotas(Path("/")), default=None),
         "cores": available_cores(),
         "threads": env.get("OMP_NUM_THREADS"),
         "memory_bytes": memory,

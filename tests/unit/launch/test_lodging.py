@@ -9,7 +9,7 @@ import pytest
 
 from paceline.launch.banners import BannerFilter
 from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.lodging import settle_in, take_word, tell_launcher
+from paceline.launch.lodging import STARTED, settle_in, take_word, tell_launcher
 from paceline.launch.undertaker import KEEPER
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
@@ -58,7 +58,7 @@ def test_a_rank_that_outlives_the_daemon_is_ended(tmp_path: Path):
 def test_where_the_folder_is_nobody_keeps_it(tmp_path: Path, monkeypatch):
     monkeypatch.setenv(JOB_FOLDER, str(tmp_path))
     settle_in()
-    assert not (tmp_path / KEEPER).exists()
+    assert [file.name for file in tmp_path.iterdir()] == [STARTED]
 
 
 def test_word_for_the_launcher_is_a_file(tmp_path: Path, monkeypatch, capfd):

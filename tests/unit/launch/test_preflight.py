@@ -158,15 +158,23 @@ def test_an_agent_that_is_missing_is_a_problem(tmp_path):
 
 
 def test_a_host_is_named_where_the_agent_says():
-    assert over(("ssh", "-q"), "n1", ("a b",))[:3] == ["ssh", "-q", "n1"]
-    assert over(("srun", "-w", "{host}", "sh", "-c"), "n1", ("a",))[:5] == [
-        *("srun", "-w", "n1", "sh", "-c"),
-    ]
+    *words, _ = over(("ssh", "-q"), "n1", ("a b",))
+    assert words == ["ssh", "-q", "n1"]
+    *words, _ = over(("srun", "-w", "{host}", "sh", "-c"), "n1", ("a",))
+    assert words == ["srun", "-w", "n1", "sh", "-c"]
+
+
+def test_what_decides_the_mpi_of_a_rank_decides_that_of_the_probe(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3 of $(them)")
+    script = agent(tmp_path, 'shift; unset OMP_NUM_THREADS; exec sh -c "$*"')
+    (answer,) = ask_hosts(["elsewhere"], script).values()
+    assert answer.facts is not None
+    assert answer.facts.threads == "3 of $(them)"
 
 
 def test_folders_and_words_are_quoted_for_the_shell_there(tmp_path, monkeypatch):
     (tmp_path / "it's $(here)").mkdir()
     monkeypatch.chdir(tmp_path / "it's $(here)")
     done = over(("sh", "-c", "{host}"), "true", ("echo", "$HOME"))
-    assert done[-1].endswith("&& exec echo '$HOME'")
-    assert "'it'\"'\"'s $(here)'" in done[-1] or "it'\"'\"'s $(here)" in done[-1]
+    assert done[-1].endswith(" echo '$HOME'")
+    assert "/it'\"'\"'s $(here)' &&" in done[-1]

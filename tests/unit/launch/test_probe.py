@@ -39,6 +39,10 @@ def test_what_a_shell_says_around_the_facts_is_left_out():
     assert from_json(f"{{welcome}}\n{to_json(Facts(host='n1'))}\n[bye]\n").host == "n1"
 
 
+def test_facts_of_another_version_are_read_as_far_as_they_are_known():
+    assert from_json('{"host": "n1", "of a later version": 1}') == Facts(host="n1")
+
+
 def test_words_without_facts_are_refused():
     with pytest.raises(LaunchError, match="said nothing that can be read: 'hello'"):
         from_json("hello\n")

@@ -1,0 +1,111 @@
+"""`paceline doctor`: would training run here, and if not, what is to be done?"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from paceline.errors import ConfigError, LaunchError
+from paceline.launch.allocation import Allocation, read_allocation
+from paceline.launch.doctor.diagnose import Question, diagnose
+from paceline.launch.doctor.page import Diagnosis, render_json, render_page
+from paceline.launch.environment import detect
+from paceline.launch.hosts import Host, parse_hosts, read_hostfile
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "doctor",
+        help="check whether training would run here",
+        description="Look at Python, MPI, cores, memory, names, hosts and the scheduler, then "
+        "start ranks and measure them. The exit code is 0 if training would run, else 1. "
+        "Example: paceline doctor --hosts a:16,b:16",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--hosts", metavar="A:16,B:16", help="machines that ssh reaches")
+    where.add_argument("--hostfile", metavar="FILE", help="the same from a file: a host per line")
+    where.add_argument(
+        "--in-job",
+        action="store_true",
+        help="the hosts of the scheduler's job that this runs in (the default inside a job)",
+    )
+    parser.add_argument(
+        "-n", "--ranks", type=int, metavar="N", help="the ranks you mean to train with"
+    )
+    parser.add_argument("--quick", action="store_true", help="start no ranks")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.set_defaults(function=run)
+
+
+def run(args: argparse.Namespace, given: list[str]) -> int:
+    if (_rank() or 0) > 0:
+        return 0  # the first of several speaks
+    if args.ranks is not None and args.ranks < 1:
+        raise ConfigError(f"-n is {args.ranks}, expected 1 or more")
+    question = Question(_hosts(args), _allocation(args), args.ranks, args.quick)
+    with _ending_in_order():
+        diagnosis = diagnose(question)
+    if args.json:
+        sys.stdout.write(render_json(diagnosis) + "\n")
+    else:
+        _print(diagnosis)
+    return 1 if diagnosis.failures else 0
+
+
+@contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """A request to end is an exception, so that ranks which were started are ended, too."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _hosts(args: argparse.Namespace) -> tuple[Host, ...]:
+    if args.hosts:
+        return parse_hosts(args.hosts)
+    return read_hostfile(Path(args.hostfile)) if args.hostfile else ()
+
+
+def _allocation(args: argparse.Namespace) -> Allocation | None:
+    if args.hosts or args.hostfile:
+        return None
+    allocation = read_allocation()
+    if args.in_job and allocation is None:
+        raise LaunchError(
+            "--in-job was said, but this is no job of Slurm, Grid Engine, PBS or LSF. Say it in a "
+            "job's script or shell (salloc, qrsh), or name the machines with --hosts"
+        )
+    return allocation
+
+
+def _rank() -> int | None:
+    try:
+        return detect().rank
+    except LaunchError:  # one of the things that doctor tells
+        return None
+
+
+def _print(diagnosis: Diagnosis) -> None:
+    if not sys.stdout.isatty():
+        for _, line in render_page(diagnosis):
+            sys.stdout.write(f"{line}\n")
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(soft_wrap=True)
+    for style, line in render_page(diagnosis, shutil.get_terminal_size().columns):
+        console.print(Text(line, style=style))
