@@ -18,6 +18,7 @@ from paceline.launch.watch import watched
 from paceline.launch.world import init, together
 from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
+from paceline.observe.trial import open_trial
 from paceline.rules import BSP, Rule, make_rule
 from paceline.training.exchange import (
     Frame,
@@ -89,6 +90,7 @@ class Pace:
         everyone = tuple(range(world.size))
         self.workers = exchange.roles.workers if isinstance(exchange, FreeExchange) else everyone
         """The ranks that train; the others hold the centre and get no batches."""
+        self._trial = open_trial(world.rank, len(self.workers))
         if isinstance(exchange, FreeExchange) and world.rank == 0:
             _log.info("rule %s: %s", rule.name, exchange.describe())
 
@@ -134,6 +136,14 @@ class Pace:
         self._watch.lap("compute")
         part, self._part = self._begin_part(), None
         self._exchange.after_step(part, self._watch)
+        if self._trial is not None:
+            self._trial.note(part.samples, self._watch, self._unit_of(part))
+
+    def _unit_of(self, part: Part) -> str:
+        """What the samples of a part are: `shard` counts them, or the user does, or nobody."""
+        if part is not self._usual:
+            return "weights"
+        return "samples" if self._by is not None else "steps"
 
     def _note_rejected(self) -> None:
         """Count gradients that were kept out of a step; too many end the run."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import yaml
 
 from paceline.errors import ConfigError
 from paceline.observe import History, TimeSplit, finite, write_atomically
+from paceline.observe.trial import TRIAL
 from paceline.training.config import RunConfig
 
 
@@ -81,9 +83,10 @@ def _stem(config: RunConfig) -> str:
 
 def make_fresh(config: RunConfig) -> Path:
     """For example runs/20260131-154502-mnist-bsp, with a number behind it if that is taken."""
+    top = Path(os.environ.get(TRIAL, "")) / "runs"  # a trial leaves nothing behind
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_stem(config)}"
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
-        path = Path("runs") / f"{name}{suffix}"
+        path = top / f"{name}{suffix}"
         with contextlib.suppress(FileExistsError):
             path.mkdir(parents=True)
             return path

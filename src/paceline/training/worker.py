@@ -17,6 +17,7 @@ from paceline.data.epochs import PREFETCH_DEPTH
 from paceline.errors import TrainingError
 from paceline.frameworks import Replica
 from paceline.observe import EventLog, Stopwatch
+from paceline.observe.trial import TrialLog, open_trial
 from paceline.training.checkpoint.saver import Saver
 from paceline.training.clock import Clock
 from paceline.training.config import RunConfig
@@ -102,7 +103,13 @@ class Worker:
     dealt_to: int | None = None
     """For how many workers batches were numbered, if the run began with others."""
 
+    _trial: TrialLog | None = field(default=None, init=False)
+
     def __post_init__(self) -> None:
+        exchange, workers = self.exchange, self.world.size
+        if isinstance(exchange, FreeExchange):
+            workers = len(exchange.roles.workers)
+        self._trial = open_trial(self.world.rank, workers)
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -224,6 +231,8 @@ class Worker:
         """Write the step's event; the time at which the next one begins."""
         self.watch.lap("compute")
         now = perf_counter()
+        if self._trial is not None:
+            self._trial.note(batch.samples if batch is not None else 0, self.watch)
         if self.config.events_every and self.clock.step % self.config.events_every == 0:
             self.events.write(
                 "step",

@@ -1,0 +1,190 @@
+"""`paceline tune`: how many processes?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.bench.rows import check_plot
+from paceline.cli import run as run_command
+from paceline.cli import train as train_command
+from paceline.errors import LaunchError
+from paceline.launch.allocation import read_allocation
+from paceline.launch.cores import available_cores
+from paceline.launch.environment import detect
+from paceline.launch.hosts import Host, parse_hosts, read_hostfile
+from paceline.launch.tune.command import Command
+from paceline.launch.tune.plan import Room, plan
+from paceline.launch.tune.report import draw, plain, render_notes, render_table
+from paceline.launch.tune.search import Search, best_of, describe_load, tell
+from paceline.launch.tune.trial import Outcome, Patience, Stopped, run_trial, stoppable
+from paceline.observe import write_atomically
+from paceline.training.rundir import check_writable
+
+_KINDS = {"train": train_command, "run": run_command}
+_PASSED_ON = ("hosts", "hostfile", "launcher")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "tune",
+        help="find out how many ranks and threads are quickest",
+        description="Try a command on several numbers of ranks and threads, a few seconds each, "
+        "also on more ranks than cores: where examples are uneven, those fill the gaps. Tells "
+        "samples/s, waiting and memory of each, and the command to use. Example: "
+        "paceline tune -- train mnist",
+        usage="paceline tune [--ranks 1,2,4] [--threads 1,2] [--seconds S] [--all] [--plot FILE] "
+        "[--json FILE] [--hosts A:16,B:16] -- train ... | run ...",
+        epilog="A trial is the real command, ended when enough is known; of `train` it saves "
+        "nothing. A script is measured by its steps under keep_pace or Trainer, else by the time "
+        "until it ends. Exit code: 0 measured, 1 all trials failed, 130 interrupted.",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=_numbers,
+        metavar="LIST",
+        help="numbers of ranks to try (default: 1, 2, 4, ... the cores, and up to twice as many)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=_numbers,
+        metavar="LIST",
+        help="numbers of threads per rank to try with each (default: cores / ranks)",
+    )
+    parser.add_argument(
+        "--seconds",
+        type=_seconds,
+        default=10.0,
+        metavar="S",
+        help="how long to measure each, after start-up, at most (default 10)",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="measure all of them in full, also those that cannot win"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="draw the figures (.png, .svg or .pdf)")
+    parser.add_argument("--json", metavar="FILE", help="write the figures for scripts")
+    for name in _PASSED_ON:
+        parser.add_argument(f"--{name}", metavar=name.upper(), help="passed on to the command")
+    parser.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="train ... or run ..."
+    )
+    parser.set_defaults(function=run)
+
+
+def run(args: argparse.Namespace, given: list[str]) -> int:
+    if detect().launched:
+        raise LaunchError("tune starts the ranks itself; call it once, not under mpirun or srun")
+    command = read_command(args.words, {name: getattr(args, name) for name in _PASSED_ON})
+    if args.plot is not None:
+        check_plot(args.plot)
+    for path in filter(None, (args.json, args.plot)):
+        check_writable(Path(path))
+    room = _look_around(args)
+    patience = Patience.of(args.seconds, args.all)
+    search = Search(
+        lambda setting, best: run_trial(command, setting, patience, best),
+        room.cores,
+        thorough=args.all,
+        grow=args.ranks is None and room.most_ranks is None,
+    )
+    busy = describe_load(os.getloadavg()[0], available_cores())
+    if busy is not None:
+        tell(f"{busy}\n")
+    code = 0
+    try:
+        with stoppable():
+            search.run(plan(room, args.ranks, args.threads))
+    except Stopped as stop:
+        code = 128 + stop.number
+    return _report(args, command, search.outcomes, room.cores) or code
+
+
+def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> Command:
+    """The command behind `--`, checked by its own parser."""
+    words = list(words)
+    if words[:1] == ["--"]:
+        del words[0]
+    if not words or words[0] not in _KINDS:
+        found = f"found {words[0]!r}" if words else "found nothing"
+        raise LaunchError(
+            f"tune needs a command to try, {found}: paceline tune -- train mnist, or "
+            "paceline tune -- run -- script.py"
+        )
+    extra = [word for name, value in passed_on.items() if value for word in (f"--{name}", value)]
+    parser = argparse.ArgumentParser(prog="paceline")
+    _KINDS[words[0]].add_parser(parser.add_subparsers())
+    parsed = parser.parse_args([words[0], *extra, *words[1:]])
+    if parsed.ranks is not None or parsed.threads is not None:
+        raise LaunchError(
+            "tune chooses the ranks and threads; leave -n and --threads away after the --, and "
+            "name those to try before it: paceline tune --ranks 1,2,4 --threads 1,2 -- ..."
+        )
+    script: list[str] = []
+    options = [*extra, *words[1:]]
+    if words[0] == "run":
+        script = [parsed.script, *parsed.arguments]
+        before = options[: len(options) - len(script)]
+        options = before[:-1] if before[-1:] == ["--"] else before
+    return Command(
+        words[0],
+        tuple(options),
+        tuple(script),
+        on_hosts=any(getattr(parsed, name, None) for name in ("hosts", "hostfile")),
+    )
+
+
+def _look_around(args: argparse.Namespace) -> Room:
+    """What the ranks share: this machine, or the hosts that were named or granted."""
+    here, threads = available_cores(), 1
+    hosts: tuple[Host, ...] = ()
+    named = bool(args.hosts or args.hostfile)
+    if named:
+        hosts = parse_hosts(args.hosts) if args.hosts else read_hostfile(Path(args.hostfile))
+    elif (allocation := read_allocation()) is not None:
+        hosts, threads = allocation.hosts, allocation.threads or 1
+    slots = [here if host.slots is None else host.slots * threads for host in hosts] or [here]
+    return Room(sum(slots), min(slots), sum(slots) if named else None)
+
+
+def _report(args: argparse.Namespace, command: Command, outcomes: list[Outcome], cores: int) -> int:
+    """Write what was found; 1 if all failed, else 0."""
+    failed = [outcome for outcome in outcomes if outcome.status == "failed"]
+    best = best_of(outcomes)
+    if failed and not any(outcome.estimate for outcome in outcomes):
+        sys.stderr.write(failed[0].errors or f"paceline: {failed[0].reason}\n")
+        if len(failed) == len(outcomes):
+            sys.stderr.write("paceline: no setting could be measured; the first said the above\n")
+            return 1
+    sys.stdout.write(render_table(outcomes) + render_notes(outcomes))
+    if best is not None:
+        sys.stdout.write(f"\nuse: {command.shown(best.setting)}\n")
+    sys.stdout.flush()
+    if args.json is not None:
+        write_atomically(
+            Path(args.json), json.dumps(plain(outcomes, command, cores), indent=1) + "\n"
+        )
+    if args.plot is not None:
+        draw(outcomes, Path(args.plot))
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of numbers of 1 or more: 1,2,4")
+    return sorted({int(part) for part in parts})
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.5 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time from 0.5 to 3600 seconds")
+    return value

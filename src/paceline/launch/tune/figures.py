@@ -1,0 +1,111 @@
+"""What the ranks of a trial have written, as one estimate of its speed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+Marks = Mapping[int, Sequence[Mapping[str, Any]]]
+"""For each rank the lines that it has written (see `observe/trial.py`)."""
+
+_WARM_STEPS = 2
+"""The first steps of a run make what later ones find ready."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The speed of a setting, as far as it was measured."""
+
+    unit: str
+    """What is counted: samples; steps where a loop takes no batches from `shard`; ..."""
+    rate: float
+    """So many per second, over all ranks."""
+    error: float = 0.0
+    """Standard error of the rate, relative to it."""
+    waiting: float | None = None
+    """The share of its time that a rank waits for others."""
+    batch: float | None = None
+    """So many in a step of all ranks."""
+    steps: int = 0
+    """Steps of the rank that took the fewest."""
+    seconds: float = 0.0
+    """How long was measured."""
+    windows: int = 0
+    """In how many pieces."""
+    rank_bytes: int | None = None
+    """The most that a rank held."""
+    total_bytes: int | None = None
+    """The same of all ranks; what they share counts once."""
+    shared_bytes: int = 0
+    missing: int = 0
+    """Ranks that could not write here: they are taken to be like the others."""
+
+
+def read_marks(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Read the lines of all ranks; one that is still being written is left out."""
+    return {
+        int(path.stem.removeprefix("rank-")): _lines(path)
+        for path in sorted(folder.glob("rank-*.jsonl"))
+    }
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    *lines, _ = path.read_bytes().split(b"\n")
+    return [json.loads(line) for line in lines]
+
+
+def estimate(marks: Marks, ranks: int, warm_up_s: float = 0.0) -> Estimate | None:
+    """Add up the ranks, each by its own clock, after its first steps and `warm_up_s`.
+
+    None while a rank has no step to measure.
+    """
+    spans = [_warm(lines, warm_up_s) for lines in marks.values() if lines]
+    if not spans or any(len(span) < 2 for span in spans):
+        return None
+    ends = [(span[0], span[-1]) for span in spans]
+    workers = spans[0][-1]["workers"]
+    scale = max(1.0, workers / len(spans))
+    rates = [_gain(end, "samples") / _gain(end, "seconds") for end in ends]
+    spent = sum(_gain(end, "spent_s") for end in ends)
+    peaks = [last["peak_bytes"] for _, last in ends]
+    shared = min(max(last["shared_bytes"] for _, last in ends), min(peaks))
+    longest = max(spans, key=len)
+    return Estimate(
+        unit=spans[0][-1]["unit"],
+        rate=scale * sum(rates),
+        error=_relative_error(longest),
+        waiting=sum(_gain(end, "wait_s") for end in ends) / spent if spent else None,
+        batch=scale * sum(_gain(end, "samples") / _gain(end, "steps") for end in ends),
+        steps=int(min(_gain(end, "steps") for end in ends)),
+        seconds=max(_gain(end, "seconds") for end in ends),
+        windows=len(longest) - 1,
+        rank_bytes=max(peaks),
+        total_bytes=round(ranks * fmean(peak - shared for peak in peaks)) + shared,
+        shared_bytes=shared,
+        missing=max(0, workers - len(spans)),
+    )
+
+
+def _warm(lines: Sequence[Mapping[str, Any]], warm_up_s: float) -> list[Mapping[str, Any]]:
+    """From the first line after the warm-up on; each has a step of its own."""
+    begin_s = lines[0]["seconds"] + warm_up_s
+    warm = [s for s in lines if s["seconds"] >= begin_s and s["steps"] >= _WARM_STEPS]
+    return [*warm[:1], *(new for old, new in pairwise(warm) if new["steps"] > old["steps"])]
+
+
+def _gain(ends: tuple[Mapping[str, Any], Mapping[str, Any]], name: str) -> float:
+    first, last = ends
+    return float(last[name] - first[name])
+
+
+def _relative_error(lines: Iterable[Mapping[str, Any]]) -> float:
+    """Of the mean over pieces of equal weight: how much they differ tells how sure it is."""
+    rates = [_gain(ends, "samples") / _gain(ends, "seconds") for ends in pairwise(lines)]
+    if len(rates) < 2 or not any(rates):
+        return 1.0
+    return float(stdev(rates) / len(rates) ** 0.5 / fmean(rates))
