@@ -6,7 +6,9 @@ import os
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
+from functools import partial
+from itertools import accumulate, chain, repeat, starmap, takewhile
+from operator import is_not, methodcaller
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -16,6 +18,8 @@ from paceline.launch.stalls import State
 _PACELINE = str(Path(__file__).parent.parent) + os.sep
 _COMM, _TRAINING = _PACELINE + "comm" + os.sep, _PACELINE + "training" + os.sep
 _PREFETCH = _PACELINE + str(Path("data", "prefetch.py"))
+_DEEPEST = 1000
+_is_frame = partial(is_not, None)
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 
 
@@ -32,27 +36,31 @@ def look_at(thread: int) -> Doing:
 
     It waits for other ranks in `comm`, or in `training` for a thread of ours that does.
     """
-    frames = sys._current_frames()
-    if thread not in frames:
+    stack = read_stack(thread)
+    if not stack:
         return Doing("busy", "a thread that has ended", None)
-    stack = list(_stack(frames[thread]))
     call = next((frame for frame in reversed(stack) if _lies_in(frame, _COMM)), None)
     place = _place(stack)
     asleep = stack[0].f_code.co_filename == threading.__file__ and _lies_in(place, _TRAINING)
     if call is not None or asleep:
         return Doing("waiting", _describe(place), call)
     if _lies_in(place, _PREFETCH):  # what keeps it busy is in the thread that prepares batches
-        others = (list(_stack(frame)) for ident, frame in frames.items() if ident != thread)
+        others = (read_stack(ident) for ident in sys._current_frames() if ident != thread)
         loaders = (other for other in others if any(_lies_in(f, _PREFETCH) for f in other))
         place = next(map(_place, loaders), place)
     return Doing("busy", _describe(place), None)
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of a stack, innermost first."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def read_stack(thread: int) -> list[FrameType]:
+    """The frames of a thread, innermost first; none if it has ended.
+
+    One call into C from the first frame to the last. In a loop of Python the thread could run on
+    in between, and `f_back` of a frame that has meanwhile ended is not to be trusted: a loop over
+    a torch program's stack crashes CPython 3.11.7 within a minute.
+    """
+    first = map(methodcaller("get", thread), starmap(sys._current_frames, [()]))
+    steps = chain(first, repeat("f_back", _DEEPEST))
+    return list(takewhile(_is_frame, accumulate(steps, getattr)))
 
 
 def _lies_in(frame: FrameType, place: str) -> bool:

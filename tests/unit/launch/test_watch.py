@@ -15,7 +15,7 @@ from paceline.comm import run_world
 from paceline.data.prefetch import prefetched
 from paceline.launch import stacks, watch
 from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.stacks import Doing, look_at
+from paceline.launch.stacks import Doing, look_at, read_stack
 from paceline.launch.stalls import LEFT_S, PULSE_BYTES, SILENT_S, Judge, Pulse, decode, encode
 from paceline.launch.watch import Clock, Tracker, watched, write_known
 from paceline.launch.world import fail
@@ -471,3 +471,17 @@ class Failing:
 
     def abort(self, code: int = 1) -> NoReturn:
         raise SystemExit(code)
+
+
+def test_a_stack_is_read_from_the_inside_out_and_to_its_end():
+    def inner():
+        return read_stack(threading.get_ident())
+
+    names = [frame.f_code.co_name for frame in inner()]
+    assert names[:3] == [
+        "read_stack",
+        "inner",
+        "test_a_stack_is_read_from_the_inside_out_and_to_its_end",
+    ]
+    assert names[-1] in ("<module>", "_bootstrap", "_run_code", "_run_module_as_main")
+    assert read_stack(-1) == []
