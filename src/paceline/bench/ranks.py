@@ -13,10 +13,10 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.errors import LaunchError
+from paceline.launch.command import Job
 from paceline.launch.cores import available_cores, threads_per_rank
 from paceline.launch.environment import detect
 from paceline.launch.foreground import run_foreground
-from paceline.launch.command import Job
 from paceline.launch.local import start
 
 _TASK, _ANSWER = "task.json", "answer.json"

@@ -48,7 +48,11 @@ OPEN_MPI = Dialect(
     keep=(b"unable to", b"not enough slots", b"exited on signal"),
     # PMIx says this when a rank is gone before it was told to go; the rank speaks for itself. MPI's
     # own errors, in lines of their own, come from ranks whose peer is gone.
-    noise=re.compile(rb"\[[^\]]+:\d+\] (PMIX ERROR: .*\bpmix_server\.c at line \d+|\*\*\* .*)\s*"),
+    # A remote start that is under way before PRRTE gives it a group of its own does no harm.
+    noise=re.compile(
+        rb"\[[^\]]+:\d+\] (PMIX ERROR: .*\bpmix_server\.c at line \d+|\*\*\* .*)\s*"
+        rb"|.*setpgid\(\d+,\d+\) failed in parent with errno=.*\s*"
+    ),
     ends_with_nul=True,  # of PRRTE's C string
 )
 

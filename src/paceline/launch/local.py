@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.errors import LaunchError
@@ -79,11 +80,29 @@ def start(job: Job) -> int:
 def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> Ended:
     """Run the job in the foreground, after so many restarts of it, and tell how it ended."""
     mpirun, machine = launcher or find_mpirun(), read_machine()
-    argv, extra = render_command(job, mpirun, machine)
     hosts = tuple(host.name for host in job.placement.hosts)
     leader = Leader(Path(mpirun.path).name, mpirun.kind, hosts)
     with shared_memory(mpirun) as place:
+        placed = write_agent(job, Path(place[JOB_FOLDER]), mpirun)
+        argv, extra = render_command(placed, mpirun, machine)
         return _run(argv, place, extra | {RESTART: str(restart)}, leader)
+
+
+def write_agent(job: Job, folder: Path, mpirun: Mpirun) -> Job:
+    """The job with qrsh as a script of ours, if that is the way to other hosts.
+
+    Grid Engine sends SIGUSR2 to every process of a job that it is about to end. Launchers' daemons
+    on other hosts would end by it; so they are made deaf to it, and the launcher here passes it on.
+    """
+    agent = job.placement.agent
+    if agent is None or not agent.startswith("qrsh "):
+        return job
+    script = folder / "agent"
+    script.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {agent} "$host" "trap \'\' USR2; $*"\n')
+    script.chmod(0o755)
+    # Nothing may be executed from some sites' shared memory: Open MPI takes several words.
+    words = f"sh {script}" if mpirun.kind == "openmpi" else str(script)
+    return replace(job, placement=replace(job.placement, agent=words))
 
 
 def start_alone(job: Job, restart: int = 0) -> Ended:

@@ -14,7 +14,7 @@ import pytest
 from paceline.bench import hosts as module
 from paceline.bench.hosts import ADDRESSES, INTERFACE, NAMES, TOOLS, Hosts, check_means
 from paceline.errors import ConfigError, LaunchError
-from paceline.launch.local import Machine, Mpirun
+from paceline.launch.command import Machine, Mpirun
 
 MACHINE = Machine(cores=4, numa_nodes=2, is_root=True, environ={})
 

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from paceline.errors import LaunchError
 from paceline.launch import local
 from paceline.launch.command import Job, Machine, Mpirun, Placement, render_command
 from paceline.launch.hosts import Host
-from paceline.launch.local import find_mpirun, shared_memory
+from paceline.launch.local import find_mpirun, shared_memory, write_agent
 
 OPEN_MPI = Mpirun("/opt/bin/mpirun", "openmpi")
 
@@ -241,3 +242,23 @@ def test_the_terminal_is_named_only_where_rank_0_sees_it():
     seen = machine(terminal="/dev/pts/3", columns=90)
     assert render_command(placed(), OPEN_MPI, seen)[1]["PACELINE_TTY"] == "/dev/pts/3"
     assert render_command(placed(leads_here=False), OPEN_MPI, seen)[1]["PACELINE_TTY"] == "0"
+
+
+def test_qrsh_starts_daemons_that_are_deaf_to_the_signal_before_the_end(tmp_path):
+    job = write_agent(placed(agent="echo qrsh"), tmp_path, OPEN_MPI)
+    assert job.placement.agent == "echo qrsh"
+    job = write_agent(placed(agent="qrsh -inherit"), tmp_path, OPEN_MPI)
+    assert job.placement.agent == f"sh {tmp_path}/agent"
+    qrsh = tmp_path / "qrsh"
+    qrsh.write_text('#!/bin/sh\nshift 2\nexec sh -c "$*"\n')
+    qrsh.chmod(0o755)
+    done = subprocess.run(
+        ["sh", str(tmp_path / "agent"), "n07", "A=5;", "export A;", "kill -USR2 $$;", "echo $A"],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert (done.returncode, done.stdout) == (0, "5\n")
+    hydra = write_agent(placed(agent="qrsh -inherit"), tmp_path, Mpirun("mpiexec", "mpich"))
+    assert hydra.placement.agent == f"{tmp_path}/agent"

@@ -1,0 +1,221 @@
+"""`paceline submit`: hand a training or a script to a scheduler."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.cli.submitted import Command, read_command
+from paceline.errors import ConfigError
+from paceline.launch.submit import SCHEDULERS
+from paceline.launch.submit.follow import explain_stuck, follow, stop_command
+from paceline.launch.submit.job import Request, make_request
+from paceline.launch.submit.scheduler import Scheduler
+from paceline.launch.submit.submit import Submitted, ask_scheduler, submit
+from paceline.launch.submit.sweep import make_tasks
+
+_USUAL_REQUEUES = 10
+
+_RESOURCES: tuple[tuple[str, str, str, str], ...] = (
+    ("nodes", "--nodes", "N", "machines (default 1)"),
+    ("ranks_per_node", "--ranks-per-node", "N", "processes on each (default 1)"),
+    ("threads", "--threads", "T", "threads and cores for each rank (default 1)"),
+    ("memory_per_rank", "--memory-per-rank", "SIZE", "as 2G or 500M (default: the site's)"),
+    ("time", "--time", "TIME", "limit, as 30m, 2h or 1-12:00:00 (default: the queue's)"),
+    (
+        "save_time",
+        "--save-time",
+        "TIME",
+        "how long before the limit the job is told to save (default 90s, less for short jobs)",
+    ),
+    ("queue", "--queue", "NAME", "queue or partition (default: the site's)"),
+    ("account", "--account", "NAME", "account or project that pays"),
+    ("gpus_per_node", "--gpus-per-node", "N", "GPUs on each node"),
+    ("name", "--name", "NAME", "of the job (default: model and rule, or the script's)"),
+    (
+        "requeue",
+        "--requeue",
+        "N",
+        "how often a job that has saved goes back into the queue (default: 10 for train, 0 for "
+        "run, whose script must end with code 75 once it has saved)",
+    ),
+)
+_LISTS: tuple[tuple[str, str, str, str], ...] = (
+    ("modules", "--module", "NAME", "load an environment module; may be repeated"),
+    ("env", "--env", "NAME=VALUE", "set a variable in the job; may be repeated"),
+    ("after", "--after", "ID[,ID]", "start when these jobs have ended well"),
+    ("extra", "--extra", "TEXT", "a directive as the scheduler writes it; may be repeated"),
+)
+_UNTRIED = "Its scripts are tested against recorded ones, but have not met a real cluster yet. "
+_NOTES = {
+    "slurm": "",
+    "sge": "A slot stands for a core: nodes x ranks x threads slots are asked for. How they lie on "
+    "the nodes is up to the parallel environment. --memory-per-rank asks for mem_free, "
+    "--gpus-per-node for gpu, --account for a project; --after waits for the end of "
+    "jobs, good or bad. ",
+    "pbs": f"{_UNTRIED}A job that has saved hands in its successor; arrays do not. ",
+    "lsf": _UNTRIED,
+}
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "submit",
+        help="hand a training or a script to Slurm, Grid Engine, PBS or LSF",
+        description="Write a job script, and hand it to the scheduler. Example: paceline submit "
+        "slurm --nodes 2 --ranks-per-node 8 --time 2h -- train mnist --epochs 20",
+    )
+    schedulers = parser.add_subparsers(dest="scheduler", metavar="SCHEDULER", required=True)
+    for key, scheduler in SCHEDULERS.items():
+        _add_scheduler(schedulers, key, scheduler)
+
+
+def _add_scheduler(schedulers: Any, key: str, scheduler: Scheduler) -> None:
+    one = schedulers.add_parser(
+        key,
+        help=f"by {scheduler.TITLE}",
+        usage=f"paceline submit {key} [RESOURCES] -- train ... | run ...",
+        description=f"Hand a command to {scheduler.TITLE}. {_NOTES[key]}Before its time limit a "
+        "training saves, goes back into the queue and goes on from there.",
+        epilog="Script, log and exit code lie in the run directory: job.sh, job-ID.log, "
+        "job-ID.exit. Exit code: 0 submitted, 2 wrong settings, 1 refused; with --wait the job's.",
+    )
+    for name, flag, metavar, text in _RESOURCES:
+        one.add_argument(flag, dest=name, metavar=metavar, help=text)
+    if key == "sge":
+        one.add_argument("--pe", help="parallel environment (default mpi, or the only one)")
+    for name, flag, metavar, text in _LISTS:
+        one.add_argument(flag, dest=name, metavar=metavar, action="append", default=[], help=text)
+    one.add_argument("--array-seeds", metavar="1-5", help="a task for each seed, in one job array")
+    one.add_argument(
+        "--sweep",
+        action="append",
+        default=[],
+        metavar="KEY=V1,V2",
+        help="a task for each value of a setting; repeated: for each combination",
+    )
+    one.add_argument("--dry-run", action="store_true", help="print the script, submit nothing")
+    one.add_argument(
+        "--wait", action="store_true", help="show the log and return the job's exit code"
+    )
+    one.add_argument("job", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="train or run")
+    one.set_defaults(function=run)
+
+
+def run(args: argparse.Namespace, given: list[str]) -> int:
+    scheduler = SCHEDULERS[args.scheduler]
+    request = scheduler.settle(_read_request(args, scheduler), ask_scheduler)
+    if args.dry_run:
+        sys.stdout.write(scheduler.render(request))
+        return 0
+    job = submit(request, scheduler)
+    sys.stdout.write(describe(job, request, scheduler))
+    sys.stdout.flush()
+    if args.wait:
+        return _wait(job, scheduler)
+    state = scheduler.read_state(job.id, ask_scheduler)
+    if state.kind == "stuck":
+        sys.stderr.write(f"paceline: job {job.id} will wait: {explain_stuck(scheduler, state)}\n")
+    return 0
+
+
+def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> Request:
+    """Read command and resources; what is wrong with either is told together."""
+    faults: list[str] = []
+    command = Command("train", (), "job", Path("runs").absolute())
+    try:
+        words = args.job[1:] if args.job[:1] == ["--"] else args.job
+        command = read_command(words, make_tasks(args.array_seeds, args.sweep))
+    except ConfigError as error:
+        faults.append(str(error))
+    try:
+        request = make_request(_options(args), _known(command), scheduler.check)
+        faults += _contradictions(command, request)
+    except ConfigError as error:
+        faults.append(str(error))
+    if faults:
+        raise ConfigError("; ".join(faults))
+    started = (command.kind, "-n", str(request.ranks), "--threads", str(request.threads))
+    return replace(request, command=(*started, *command.words))
+
+
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    names = [name for name, *_ in (*_RESOURCES, *_LISTS)]
+    options = {name: getattr(args, name) for name in names} | {"pe": getattr(args, "pe", None)}
+    data = os.environ.get("PACELINE_DATA")
+    if data:  # not every scheduler takes the variables of the shell along
+        options["env"] = [f"PACELINE_DATA={data}", *options["env"]]
+    return options
+
+
+def _known(command: Command) -> dict[str, Any]:
+    return {
+        "command": command.words,
+        "run_dir": command.run_dir,
+        "directory": Path.cwd(),
+        "python": sys.executable,
+        "name": command.name,
+        "requeue": _USUAL_REQUEUES if command.kind == "train" else 0,
+        "tasks": command.tasks,
+    }
+
+
+def _contradictions(command: Command, request: Request) -> list[str]:
+    """Numbers that the command gives as well as the resources, and otherwise."""
+    faults = []
+    if command.ranks not in (None, request.ranks):
+        faults.append(
+            f"the command says -n {command.ranks}, the resources {request.nodes} nodes x "
+            f"{request.ranks_per_node} ranks = {request.ranks}: leave -n away"
+        )
+    if command.threads not in (None, request.threads):
+        faults.append(
+            f"the command says --threads {command.threads}, the resources {request.threads}: give "
+            "--threads before the --, once"
+        )
+    return faults
+
+
+def describe(job: Submitted, request: Request, scheduler: Scheduler) -> str:
+    """What a person wants to know of a job that was taken."""
+    counts = (
+        (request.nodes, "node"),
+        (request.ranks_per_node, "rank"),
+        (request.threads, "thread"),
+    )
+    size = " x ".join(f"{count} {thing}{'s' * (count > 1)}" for count, thing in counts)
+    array = f", {job.tasks} tasks" if job.tasks else ""
+    log = job.log(1) if job.tasks else job.log()
+    rows = [
+        ("run directory", shlex.quote(_short(job.run_dir))),
+        ("log", f"tail -F {shlex.quote(_short(log))}"),
+        *((hint.purpose, hint.command.format(job=shlex.quote(job.id))) for hint in scheduler.HINTS),
+        ("resume", f"cd {shlex.quote(_short(job.run_dir))} && {scheduler.BY_HAND}"),
+    ]
+    lines = [f"{title + ':':<15}{text}" for title, text in rows]
+    return "\n".join([f"job {job.id} ({request.name}) submitted: {size}{array}", *lines]) + "\n"
+
+
+def _wait(job: Submitted, scheduler: Scheduler) -> int:
+    def write(piece: bytes) -> None:
+        sys.stdout.buffer.write(piece)
+        sys.stdout.buffer.flush()
+
+    try:
+        return follow(job, scheduler, write, sys.stderr.write)
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            f"paceline: not following job {job.id} any more; it goes on. Stop it: "
+            f"{stop_command(scheduler, job)}\n"
+        )
+        return 130
+
+
+def _short(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -1,0 +1,44 @@
+#!/bin/bash
+#$ -S /bin/bash
+#$ -N mine
+#$ -r n
+#$ -notify
+#$ -cwd
+#$ -j y
+#$ -o job-$JOB_ID.log
+
+# Written by `paceline submit`. A job that was stopped goes on from its checkpoint when
+# this script is submitted again, from the directory it lies in: qsub job.sh
+run_dir=/home/user/runs/mnist-bsp
+job=$JOB_ID
+rm -f "$run_dir/job-$job.exit"
+
+finish() {  # the exit code stays beside the log: `paceline submit --wait` reads it
+    echo "$1" >"$run_dir/job-$job.exit"
+    exit "$1"
+}
+
+# What the command finds: software, variables, and where it was submitted from.
+cd /home/user || finish 1
+set -u
+
+# SIGUSR1 comes before the time limit, SIGUSR2 before Grid Engine kills the job (qdel).
+# Either lets Paceline save and end; SIGUSR1 does no harm if it comes twice.
+pid= signalled= cancelled=
+trap 'signalled=yes; kill -USR1 $pid 2>/dev/null' USR1
+trap 'signalled=yes; cancelled=yes; kill -USR1 $pid 2>/dev/null' USR2 TERM
+
+# The command, in the background: bash heeds signals only while it waits.
+/home/user/venv/bin/python -m paceline run -n 1 -- mine.py &
+pid=$!
+[ -z "$signalled" ] || kill -USR1 "$pid"  # it came early
+
+code=127
+while :; do
+    signalled=
+    wait "$pid"; status=$?
+    case $status in 127 | -1) ;; *) code=$status ;; esac  # 127, -1: bash forgot it
+    [ -n "$signalled" ] || break  # a signal ends `wait`, not the command
+done
+
+finish "$code"
