@@ -4,14 +4,15 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-all lint clean
+.PHONY: help demo test test-all test-clusters lint clean
 
 help:
-	@echo "make demo      train the MNIST network on 2 ranks over MPI, on the digits that come along"
-	@echo "make test      run the tests (those marked slow excepted)"
-	@echo "make test-all  run all tests, the slow ones too"
-	@echo "make lint      style, types and the direction of imports"
-	@echo "make clean     remove .venv and caches"
+	@echo "make demo           train the MNIST network on 2 ranks over MPI, on the digits that come along"
+	@echo "make test           run the tests (those marked slow or clusters excepted)"
+	@echo "make test-all       run the slow ones, too"
+	@echo "make test-clusters  run those on ssh hosts, Slurm and Grid Engine, which it makes here, as root"
+	@echo "make lint           style, types and the direction of imports"
+	@echo "make clean          remove .venv and caches"
 
 $(VENV)/.python:
 	@command -v $(PYTHON) >/dev/null 2>&1 || { \
@@ -41,12 +42,17 @@ demo: $(VENV)/.run
 	@$(BIN)/paceline train mnist -n 2
 
 test: $(VENV)/.dev
-	@echo "paceline: running the tests: pytest -m 'not slow'"
-	@$(BIN)/python -m pytest -q -m "not slow"
+	@echo "paceline: running the tests: pytest -m 'not slow and not clusters'"
+	@$(BIN)/python -m pytest -q -m "not slow and not clusters"
 
 test-all: $(VENV)/.dev
-	@echo "paceline: running all tests, slow ones too: pytest"
-	@$(BIN)/python -m pytest -q
+	@echo "paceline: running the tests, slow ones too: pytest -m 'not clusters'"
+	@$(BIN)/python -m pytest -q -m "not clusters"
+
+test-clusters: $(VENV)/.dev
+	@scripts/install-cluster-packages || echo "make: going on; tests that lack something skip and say so"
+	@echo "paceline: running the tests on clusters: pytest -m clusters tests/clusters"
+	@$(BIN)/python -m pytest -q -m clusters tests/clusters
 
 lint: $(VENV)/.dev
 	@echo "paceline: style, types, direction of imports"

@@ -1,0 +1,38 @@
+"""A synchronous loop of one's own, written for processes of one node, on as many nodes as there are.
+
+    paceline run -n 4 -- linear.py
+    paceline run --hosts a:16,b:16 -- linear.py
+    paceline submit slurm --nodes 2 --ranks-per-node 16 -- run -- linear.py
+
+Changed against the loop for one process: the two calls of paceline. Neither an address nor a port
+is asked for.
+"""
+
+import sys
+
+import torch
+from torch import nn
+
+import paceline
+
+
+def run(rank: int, size: int, steps: int) -> None:
+    torch.manual_seed(1234)
+    data, target = torch.ones(1, 500).uniform_(), torch.ones(1, 500).uniform_()
+    model = nn.Linear(500, 500)  # y = Wx + b
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
+
+    with paceline.keep_pace(model, optimizer):  # averages the gradients in optimizer.step
+        for step in range(steps):
+            loss = torch.mean((model(data) - target) ** 2)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            if rank == 0 and step % 100 == 0:
+                print(f"step {step:,}: {loss.item():.2e}", flush=True)
+
+
+if __name__ == "__main__":
+    world = paceline.init()
+    print(f"rank {world.rank} of {world.size} on {world.node}", flush=True)
+    run(world.rank, world.size, int(sys.argv[1]) if len(sys.argv) > 1 else 500)
