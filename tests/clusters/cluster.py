@@ -48,6 +48,10 @@ for place in {shared}; do hide "$place" "$folder$place"; done
 for place in {own}; do hide "$place" "$own$place"; done
 chmod 1777 /tmp
 mount -t tmpfs tmpfs /run
+mkdir -p "$own/cgroup"
+mount --rbind /sys/fs/cgroup "$own/cgroup"
+mount -t sysfs sysfs /sys  # with the interfaces of this host, which UCX looks up there
+mount --rbind "$own/cgroup" /sys/fs/cgroup
 """
 """Other folders in the place of the machine's; what hosts must see is seen through them."""
 

@@ -135,20 +135,28 @@ def _mpich(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[
     # takes the later one from the start, so that the same message gives the same bits (MPICH 5.0).
     defaults = {"MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD": "0"}
     bound = ["-bind-to", "none" if machine.numa_nodes == 1 else "numa"]
-    return [*_hydra_hosts(job.placement), *bound], defaults
+    named, way = _hydra_hosts(job.placement)
+    return [*named, *bound], defaults | way
 
 
 def _intel(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    return _hydra_hosts(job.placement), ({"I_MPI_PIN": "off"} if machine.numa_nodes == 1 else {})
+    named, way = _hydra_hosts(job.placement)
+    return named, way | ({"I_MPI_PIN": "off"} if machine.numa_nodes == 1 else {})
 
 
-def _hydra_hosts(placement: Placement) -> list[str]:
+def _hydra_hosts(placement: Placement) -> tuple[list[str], dict[str, str]]:
     if not placement.hosts:
-        return []
+        return [], {}
     named = ["-hosts", _list(placement.hosts)]
     if placement.agent is None:
-        return named
-    return [*named, "-launcher", "ssh", "-launcher-exec", placement.agent]
+        return named, {}
+    # Hydra takes the name of a program; what else it is told goes by a variable. To what it takes
+    # for ssh it says -x.
+    program, _, words = placement.agent.partition(" ")
+    kind = ["-launcher", "ssh"] if program == "ssh" else ["-launcher", "rsh"]
+    if program != "ssh":
+        kind += ["-launcher-exec", program]
+    return [*named, *kind], ({"HYDRA_LAUNCHER_EXTRA_ARGS": words} if words else {})
 
 
 def _srun(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:

@@ -217,10 +217,14 @@ def test_a_crowded_host_lets_its_ranks_yield():
 
 def test_mpich_is_told_the_hosts_and_the_way_to_them():
     mpich = Mpirun("/opt/bin/mpiexec", "mpich")
-    argv, _ = render_command(placed(agent="qrsh"), mpich, machine())
+    argv, extra = render_command(placed(agent="/x/agent"), mpich, machine())
     assert " ".join(argv[3:]) == (
-        "-hosts a:2,b:1 -launcher ssh -launcher-exec qrsh -bind-to none python"
+        "-hosts a:2,b:1 -launcher rsh -launcher-exec /x/agent -bind-to none python"
     )
+    assert "HYDRA_LAUNCHER_EXTRA_ARGS" not in extra
+    argv, extra = render_command(placed(agent="ssh -o A=b"), mpich, machine())
+    assert " ".join(argv[3:]) == "-hosts a:2,b:1 -launcher ssh -bind-to none python"
+    assert extra["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-o A=b"
     assert "-launcher" not in render_command(placed(), mpich, machine())[0]
 
 
