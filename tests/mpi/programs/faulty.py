@@ -98,6 +98,8 @@ class Strike(Callback):
         self.note(trainer, step, ("exception", "exit", "sigkill", "sigstop", "disk-full"))
 
     def note(self, trainer, step, kinds):
+        if self.place.exists():
+            return
         for fault in self.faults:
             if (fault.rank, fault.step) == (trainer.world.rank, step) and fault.kind in kinds:
                 self.place.write_text(str(time.time()))

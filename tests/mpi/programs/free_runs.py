@@ -7,12 +7,12 @@ ranks got it, the samples of each rank, and the messages left.
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-import torch
 from mpi4py import MPI
-from torch import nn
+from numpy_network import build
 
 from paceline import Callback, Trainer, init
 from paceline.observe import read_events
@@ -26,11 +26,6 @@ class SlowWorker(Callback):
             time.sleep(0.01)
 
 
-def build():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(20, 300), nn.Tanh(), nn.Linear(300, 1))  # beyond one eager send
-
-
 def main(folder, pretend, rules):
     world = init()
     if pretend:
@@ -40,15 +35,15 @@ def main(folder, pretend, rules):
     for number, rule in enumerate(rules):
         momentum = 0.0 if rule["name"] == "downpour" else 0.9  # momentum on stale pushes diverges
         result = Trainer(
-            build, (inputs, targets), (inputs[:50], targets[:50]), world=world, rule=rule,
-            epochs=EPOCHS, loss="mse", progress="off", callbacks=[SlowWorker()],
-            optimizer={"lr": 0.02, "momentum": momentum}, data={"batch_size": BATCH},
+            partial(build, 20, 300, lr=0.02, momentum=momentum),  # beyond one eager send
+            (inputs, targets), (inputs[:50], targets[:50]), world=world, rule=rule,
+            epochs=EPOCHS, progress="off", callbacks=[SlowWorker()], data={"batch_size": BATCH},
             run_dir=f"{folder}/{number}",
         ).fit()  # fmt: skip
-        weights = torch.cat([p.detach().ravel() for p in result.model.parameters()])
+        weights = result.model.parameters()
         world.barrier()
         left = world._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
-        everyone = world.share((weights.numpy().tobytes(), left))
+        everyone = world.share((weights.tobytes(), left))
         if world.rank == 0:
             events = read_events(Path(f"{folder}/{number}/events"))
             steps = [event for event in events if event["event"] == "step"]

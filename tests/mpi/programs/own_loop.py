@@ -1,4 +1,8 @@
-"""A user's own loop under mpirun; rank 0 prints the weights of all."""
+"""A user's own loop under mpirun: own_loop.py BATCH_SIZE EXTRA...
+
+Each EXTRA is a loop of its own, in which a rank takes so many steps more than the one below it.
+Rank 0 prints the weights of all.
+"""
 
 import json
 import sys
@@ -9,25 +13,31 @@ from torch import nn
 
 import paceline
 
-batch_size, extra = int(sys.argv[1]), int(sys.argv[2])
-world = paceline.init()
-torch.manual_seed(world.rank)  # ranks start unequal; keep_pace makes them equal
-model = nn.Linear(10, 3)
-optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-rng = np.random.default_rng(0)
-data = (rng.normal(size=(101, 10)).astype(np.float32), rng.integers(0, 3, 101))
-batches = paceline.shard(data, batch_size=batch_size, to=torch.from_numpy)
-with paceline.keep_pace(model, optimizer):
-    for _ in range(2):
-        for x, y in batches:
+
+def train(batch_size, extra):
+    torch.manual_seed(world.rank)  # ranks start unequal; keep_pace makes them equal
+    model = nn.Linear(10, 3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    rng = np.random.default_rng(0)
+    data = (rng.normal(size=(101, 10)).astype(np.float32), rng.integers(0, 3, 101))
+    batches = paceline.shard(data, batch_size=batch_size, to=torch.from_numpy)
+    with paceline.keep_pace(model, optimizer):
+        for _ in range(2):
+            for x, y in batches:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        for _ in range(extra * world.rank):  # uneven loops must not hang
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
+            model(torch.ones(1, 10)).sum().backward()
             optimizer.step()
-    for _ in range(extra * world.rank):  # uneven loops must not hang
-        optimizer.zero_grad()
-        model(torch.ones(1, 10)).sum().backward()
-        optimizer.step()
-weights = torch.cat([p.detach().ravel() for p in model.parameters()]).numpy()
-for theirs in world.share(weights.tolist()):  # from one rank: launchers mix the lines of several
-    if world.rank == 0:
-        print("WEIGHTS", json.dumps(theirs), flush=True)
+    return torch.cat([p.detach().ravel() for p in model.parameters()]).numpy()
+
+
+batch_size, *extras = map(int, sys.argv[1:])
+world = paceline.init()
+for extra in extras:
+    weights = train(batch_size, extra)
+    for theirs in world.share(weights.tolist()):  # from one rank: launchers mix lines of several
+        if world.rank == 0:
+            print("WEIGHTS", extra, json.dumps(theirs), flush=True)

@@ -1,8 +1,10 @@
 """Train, be interrupted, go on: a torch network with dropout, on the built-in digits.
 
-    resume.py FOLDER RULE-AS-JSON OPTIMIZER STOP_AFTER EPOCHS
+    resume.py FOLDER CASES-AS-JSON
 
-Interrupted after that many steps of rank 1, if it is not 0. Prints a hash of the result.
+A case is [NAME, RULE, OPTIMIZER, STOP_AFTER, EPOCHS] and trains in FOLDER/NAME; it is interrupted
+after that many steps of rank 1, if it is not 0. Prints of each case whether it was interrupted,
+or a hash of the result.
 """
 
 import hashlib
@@ -33,24 +35,37 @@ def build():
     )  # fmt: skip
 
 
-folder, rule, optimizer, stop_after, epochs = sys.argv[1:]
-trainer = paceline.Trainer(
-    build, "digits", rule=json.loads(rule), epochs=int(epochs), optimizer=optimizer, progress="off",
-    run_dir=folder, resume="auto", checkpoint_every=20, callbacks=[At(int(stop_after))],
-    data={"batch_size": 128},
-)  # fmt: skip
-try:
-    result = trainer.fit()
-except Interrupted:
-    sys.exit(75)
-if trainer.world.rank == 0:
+def train(folder, rule, optimizer, stop_after, epochs):
+    """The result, or the exit code for this rank if it was interrupted."""
+    trainer = paceline.Trainer(
+        build, "digits", rule=rule, epochs=epochs, optimizer=optimizer, progress="off",
+        run_dir=folder, resume="auto", checkpoint_every=20, callbacks=[At(stop_after)],
+        data={"batch_size": 128},
+    )  # fmt: skip
+    try:
+        return trainer.fit()
+    except Interrupted as stop:
+        return stop.code
+
+
+def describe(result):
     state = result.model.state_dict()
     bits = b"".join(tensor.contiguous().numpy().tobytes() for tensor in state.values())
-    history = [(r.train_loss, r.val_loss, r.samples) for r in result.history]
-    outcome = {
+    return {
         "parameters": hashlib.sha256(bits).hexdigest(),
-        "history": history,
+        "history": [(r.train_loss, r.val_loss, r.samples) for r in result.history],
         "finite": all(bool(torch.isfinite(t.double()).all()) for t in state.values()),
         "accuracy": result.summary["val_accuracy"],
     }
-    print("OUTCOME", json.dumps(outcome))
+
+
+folder, cases = sys.argv[1], json.loads(sys.argv[2])
+world = paceline.init()
+for name, *case in cases:
+    if world.rank == 0:
+        print("case:", name, file=sys.stderr, flush=True)  # the last one is the one that failed
+    result = train(f"{folder}/{name}", *case)
+    codes = world.share(result if isinstance(result, int) else 0)
+    if world.rank == 0:
+        outcome = {"interrupted": codes} if any(codes) else describe(result)
+        print("OUTCOME", json.dumps([name, outcome]), flush=True)

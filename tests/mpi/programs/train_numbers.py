@@ -1,18 +1,19 @@
-"""Trains a small network without dropout on the digits and writes losses and parameters."""
+"""Trains a small network without dropout on the digits and prints losses and parameters.
+
+    train_numbers.py FOLDER CASES-AS-JSON
+
+A case is [NAME, BATCH_SIZE, RULE] and trains in FOLDER/NAME.
+"""
 
 import json
 import sys
 
-import numpy as np
 import torch
 from torch import nn
 
 import paceline
 from paceline.data import digits
 from paceline.observe import read_events
-
-run_dir, batch_size, rule = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
-world = paceline.init()
 
 
 def network():
@@ -27,33 +28,46 @@ class StopAt(paceline.Callback):
             trainer.stop()
 
 
-source = digits.load("train")
-result = paceline.Trainer(
-    network,
-    source,
-    digits.load("validation"),
-    epochs=1,
-    rule=rule,
-    data={"batch_size": batch_size},
-    run_dir=run_dir,
-    callbacks=[StopAt()],
-).fit()
-hashes = world.share(b"".join(p.detach().numpy().tobytes() for p in result.model.parameters()))
-assert len(set(hashes)) == 1, "replicas differ"
-if world.rank == 0:
+def train(run_dir, batch_size, rule):
+    """What came of it, and the parameters, which must be the same on every rank."""
+    result = paceline.Trainer(
+        network,
+        digits.load("train"),
+        digits.load("validation"),
+        epochs=1,
+        rule=rule,
+        data={"batch_size": batch_size},
+        run_dir=run_dir,
+        callbacks=[StopAt()],
+    ).fit()
+    hashes = world.share(b"".join(p.detach().numpy().tobytes() for p in result.model.parameters()))
+    assert len(set(hashes)) == 1, "replicas differ"
+    return result, hashes[0]
+
+
+def read_losses(run_dir):
+    """The mean of all ranks' samples, by step."""
     steps: dict[int, list[tuple[float, int]]] = {}
-    for event in read_events(result.run_dir / "events"):
+    for event in read_events(run_dir / "events"):
         if event["event"] == "step":
             steps.setdefault(event["step"], []).append((event["loss"], event["samples"]))
-    losses = [
+    return [
         sum(loss * n for loss, n in parts) / sum(n for _, n in parts)
         for _, parts in sorted(steps.items())
     ]
-    parameters = np.frombuffer(hashes[0], np.float32)
-    outcome = {
-        "losses": losses,
-        "parameters": parameters.tobytes().hex(),
-        "val_loss": result.summary["val_loss"],
-        "threads": torch.get_num_threads(),
-    }
-    print("OUTCOME", json.dumps(outcome), flush=True)
+
+
+folder, cases = sys.argv[1], json.loads(sys.argv[2])
+world = paceline.init()
+for name, *case in cases:
+    if world.rank == 0:
+        print("case:", name, file=sys.stderr, flush=True)  # the last one is the one that failed
+    result, parameters = train(f"{folder}/{name}", *case)
+    if world.rank == 0:
+        outcome = {
+            "losses": read_losses(result.run_dir),
+            "parameters": parameters.hex(),
+            "val_loss": result.summary["val_loss"],
+            "threads": torch.get_num_threads(),
+        }
+        print("OUTCOME", json.dumps([name, outcome]), flush=True)

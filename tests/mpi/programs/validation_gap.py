@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from torch import nn
+from numpy_network import build
 
 from paceline import Callback, Trainer, init
 from paceline.observe import read_events
@@ -25,10 +25,9 @@ class Slow(Callback):
 world, folder, rule = init(), sys.argv[1], json.loads(sys.argv[2])
 inputs = np.random.default_rng(0).normal(size=(300, 50)).astype(np.float32)
 Trainer(
-    lambda: nn.Sequential(nn.Linear(50, 400), nn.Tanh(), nn.Linear(400, 1)),
+    lambda: build(50, 400, lr=0.01, momentum=0.9),
     (inputs, inputs[:, :1]), (inputs[:10], inputs[:10, :1]), world=world, rule=rule, epochs=20,
-    loss="mse", progress="off", callbacks=[Slow()], data={"batch_size": 10}, run_dir=folder,
-    optimizer={"lr": 0.01},
+    progress="off", callbacks=[Slow()], data={"batch_size": 10}, run_dir=folder,
 ).fit()  # fmt: skip
 world.barrier()
 if world.rank == 0:
