@@ -1,4 +1,4 @@
-"""A synchronous loop of one's own, written for processes of one node, on as many nodes as there are.
+"""A synchronous loop of one's own, written for processes of one node, on as many as there are.
 
     paceline run -n 4 -- linear.py
     paceline run --hosts a:16,b:16 -- linear.py
