@@ -1,11 +1,10 @@
 """A synchronous loop of one's own, written for processes of one node, on as many as there are.
 
-    paceline run -n 4 -- linear.py
-    paceline run --hosts a:16,b:16 -- linear.py
-    paceline submit slurm --nodes 2 --ranks-per-node 16 -- run -- linear.py
-
 Changed against the loop for one process: the two calls of paceline. Neither an address nor a port
-is asked for.
+is asked for. With --hosts a:16,b:16 it runs on those machines by ssh; put `submit slurm --nodes 2
+--ranks-per-node 16 --` before `run` and it is a job.
+
+paceline run -n 2 -- examples/linear.py
 """
 
 import sys
@@ -16,7 +15,7 @@ from torch import nn
 import paceline
 
 
-def run(rank: int, size: int, steps: int) -> None:
+def run(rank: int, steps: int) -> float:
     torch.manual_seed(1234)
     data, target = torch.ones(1, 500).uniform_(), torch.ones(1, 500).uniform_()
     model = nn.Linear(500, 500)  # y = Wx + b
@@ -30,9 +29,10 @@ def run(rank: int, size: int, steps: int) -> None:
             optimizer.step()
             if rank == 0 and step % 100 == 0:
                 print(f"step {step:,}: {loss.item():.2e}", flush=True)
+    return loss.item()
 
 
 if __name__ == "__main__":
     world = paceline.init()
-    print(f"rank {world.rank} of {world.size} on {world.node}", flush=True)
-    run(world.rank, world.size, int(sys.argv[1]) if len(sys.argv) > 1 else 500)
+    loss = run(world.rank, int(sys.argv[1]) if len(sys.argv) > 1 else 500)
+    print(f"rank {world.rank} of {world.size} on {world.node}: loss {loss:.4f}", flush=True)

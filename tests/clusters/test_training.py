@@ -84,7 +84,7 @@ def test_a_loop_of_ones_own_goes_over_two_nodes(cluster: Cluster, kind: str):
         cwd=place,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    nodes = re.findall(r"rank \d of 2 on (\S+)", done.stdout)
+    nodes = re.findall(r"rank \d of 2 on (\S+): loss", done.stdout)
     assert sorted(nodes) == (["host2", "host3"] if kind == "ssh_hosts" else ["node1", "node2"])
     losses = [float(loss) for loss in re.findall(r"step [\d,]+: (\S+)", done.stdout)]
     assert len(losses) == 3
