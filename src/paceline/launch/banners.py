@@ -52,6 +52,7 @@ OPEN_MPI = Dialect(
     noise=re.compile(
         rb"\[[^\]]+:\d+\] (PMIX ERROR: .*\bpmix_server\.c at line \d+|\*\*\* .*)\s*"
         rb"|.*setpgid\(\d+,\d+\) failed in parent with errno=.*\s*"
+        rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\..*\s*"  # libevent, while mpirun ends
     ),
     ends_with_nul=True,  # of PRRTE's C string
 )

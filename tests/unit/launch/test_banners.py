@@ -140,3 +140,19 @@ def test_nothing_but_banners_is_lost_or_reordered(pieces, pauses, dialect):
         shown += banners.pause() if pause else b""
     used = pieces[: len(pauses)]
     assert shown + banners.close(failed=True) == b"".join(used)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[warn] Epoll MOD(4) on fd 22 failed. Old events were 6; read change was 2 (del); "
+        b"write change was 0 (none); close change was 0 (none): Bad file descriptor\n",
+        b"[node1:181] setpgid(181,181) failed in parent with errno=Permission denied(13)\n",
+        b"[host1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n",
+    ],
+)
+def test_what_mpirun_says_in_passing_is_shown_only_if_nothing_else_explains_a_failure(line):
+    banners = BannerFilter()
+    assert banners.feed(line) + banners.close(failed=False) == b""
+    banners = BannerFilter()
+    assert banners.feed(line) + banners.close(failed=True) == line
