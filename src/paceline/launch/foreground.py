@@ -173,11 +173,9 @@ def run_job(
             child.wait()
             output.close()
     asked = _was_asked_to_end(signals)
-    death, loss = (None, None) if asked else (output.death, output.loss)
-    if death is None and loss is not None and (loss.whole or child.returncode):
-        _write(_STDERR, describe_loss(loss).encode())
-    else:
-        _tell_death(child.returncode, death, folder, leader, signals)
+    death = None if asked or raw else output.death
+    loss = None if asked else output.loss
+    _tell_end(child.returncode, death, None if raw else loss, folder, leader, signals)
     return Ended(
         choose_code(child.returncode, signals.ending, death, loss),
         signals.received,
@@ -212,11 +210,19 @@ def _was_asked_to_end(signals: _Signals) -> bool:
     return signals.ending is not None and not signals.saving
 
 
-def _tell_death(
-    returncode: int, death: Death | None, folder: Path | None, leader: Leader, signals: _Signals
+def _tell_end(
+    returncode: int,
+    death: Death | None,
+    loss: Loss | None,
+    folder: Path | None,
+    leader: Leader,
+    signals: _Signals,
 ) -> None:
+    """Say what the launcher's banners said, in one line; raw, they speak for themselves."""
     if death is not None:
         _write(_STDERR, describe_death(death, read_pulse(folder)).encode())
+    elif loss is not None and (loss.whole or returncode):
+        _write(_STDERR, describe_loss(loss).encode())
     elif returncode < 0 and signals.ending is None:
         _write(_STDERR, describe_end(leader.name, -returncode).encode())
 

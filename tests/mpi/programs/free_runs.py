@@ -35,7 +35,7 @@ def main(folder, pretend, rules):
     for number, rule in enumerate(rules):
         momentum = 0.0 if rule["name"] == "downpour" else 0.9  # momentum on stale pushes diverges
         result = Trainer(
-            partial(build, 20, 300, lr=0.02, momentum=momentum),  # beyond one eager send
+            partial(build, 20, 300, lr=0.005, momentum=momentum),  # beyond one eager send
             (inputs, targets), (inputs[:50], targets[:50]), world=world, rule=rule,
             epochs=EPOCHS, progress="off", callbacks=[SlowWorker()], data={"batch_size": BATCH},
             run_dir=f"{folder}/{number}",
