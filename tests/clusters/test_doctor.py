@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters.cluster import Cluster
+from clusters.cluster import HOME, Cluster
 
 PACELINE = str(Path(sys.executable).parent / "paceline")
 HOSTS = ("--hosts", "host1,host2")
@@ -243,7 +243,7 @@ def test_a_clock_that_is_off_by_an_hour(ssh_hosts: Cluster) -> None:
     variables = f"env LD_PRELOAD={FAKE_TIME} FAKETIME=+1h"
     command = f'command="{variables} sh -c \\"$SSH_ORIGINAL_COMMAND\\""'
     later.write_text(f"{command} {keys.read_text()}")
-    with mounted(ssh_hosts, "--bind", later, "/root/.ssh/authorized_keys"):
+    with mounted(ssh_hosts, "--bind", later, f"{HOME}/.ssh/authorized_keys"):
         told = doctor(ssh_hosts, *HOSTS)
     told.fails("clock", "the clock of host2 is 3", "NTP")
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -130,6 +131,18 @@ def waiting(*args: str) -> tuple[subprocess.Popen[str], str]:
     assert process.stdout is not None
     assert [process.stdout.readline() for _ in range(2)] == ["up\n", "up\n"]
     return process, marker
+
+
+@pytest.mark.skipif(KIND != "openmpi", reason="a habit of Open MPI")
+def test_what_a_killed_mpirun_left_stops_no_other_of_its_process_number(tmp_path):
+    """The files of one that was killed are named by its number, and numbers come again."""
+    last = subprocess.Popen(["true"])
+    last.wait()
+    for pid in range(last.pid + 1, last.pid + 500):
+        (tmp_path / f"ompi.{pid}").mkdir()
+        (tmp_path / f"ompi.{pid}" / f"pmix.{socket.gethostname()}.tool").touch()
+    code, _, err = run(HELLO, ranks=1, TMPDIR=str(tmp_path))
+    assert (code, err) == (0, "")
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

@@ -47,21 +47,26 @@ def expand_counts(text: str) -> list[int]:
     >>> expand_counts("2(x3),1")
     [2, 2, 2, 1]
     """
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [int(count) for count, times in found for _ in range(int(times or 1))]
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    if None in parts:
+        raise ValueError(f"{text!r} is not of the form 2(x3),1")
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
 
 
 def _slurm(env: Mapping[str, str]) -> Allocation | None:
     nodes, job = env.get("SLURM_JOB_NODELIST"), env.get("SLURM_JOB_ID")
     if not nodes or not job:
         return None
-    names = expand_nodes(nodes)
-    counts = expand_counts(env.get("SLURM_TASKS_PER_NODE", "")) or [1] * len(names)
+    names, told = expand_nodes(nodes), env.get("SLURM_TASKS_PER_NODE")
+    try:
+        counts = [1] * len(names) if told is None else expand_counts(told)
+    except ValueError as error:
+        raise LaunchError(f"Slurm's SLURM_TASKS_PER_NODE: {error}. Unset it") from None
     threads = env.get("SLURM_CPUS_PER_TASK", "")
     if len(counts) != len(names):
         raise LaunchError(
             f"Slurm's SLURM_JOB_NODELIST={nodes} names {len(names)} hosts, but "
-            f"SLURM_TASKS_PER_NODE={env['SLURM_TASKS_PER_NODE']} is for {len(counts)}. Start "
+            f"SLURM_TASKS_PER_NODE={told} is for {len(counts)}. Start "
             "from the job's own shell or script"
         )
     return Allocation(

@@ -84,7 +84,7 @@ def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str
 
 def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
     hosts = job.placement.hosts
-    crowded = not hosts and job.ranks * job.threads > machine.cores
+    crowded = any(_is_crowded(host, job, machine) for host in hosts or [Host("", job.ranks)])
     # Open MPI 5.0.11 never tells rank 0 that stdin has ended: a read there would hang.
     options = ["--stdin", "none"]
     defaults = {
@@ -93,7 +93,7 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
     }
     if machine.is_root:
         defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if crowded or any(_is_crowded(host, job, machine) for host in hosts):
+    if crowded:
         defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if hosts:
         options += ["--host", _list(hosts)]
@@ -102,12 +102,12 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
         defaults["OMPI_MCA_btl"] = "^tcp"  # its ranks would listen on every interface, for nobody
     if not hosts and not machine.has_ssh:
         defaults["PRTE_MCA_plm_ssh_agent"] = "false"
-    fits = not crowded and (hosts or job.ranks <= _slots(machine))
-    if machine.numa_nodes > 1 and fits:
-        return [*options, "--map-by", "numa", "--bind-to", "numa"], defaults
+    # What is said of hosts is where ranks go, be it more than a scheduler has granted.
+    more = "OVERSUBSCRIBE" if hosts or job.ranks > _slots(machine) else ""
+    if machine.numa_nodes > 1 and not crowded and (hosts or not more):
+        return [*options, "--map-by", f"numa:{more}".rstrip(":"), "--bind-to", "numa"], defaults
     # On one NUMA node binding buys nothing, and two jobs would be bound to the same cores.
-    more = hosts or job.ranks > _slots(machine)
-    spread = ["--map-by", ":OVERSUBSCRIBE"] if more else []
+    spread = ["--map-by", f":{more}"] if more else []
     return [*options, *spread, "--bind-to", "none"], defaults
 
 

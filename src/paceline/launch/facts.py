@@ -83,10 +83,16 @@ class Facts:
     @property
     def libmpi_kind(self) -> str | None:
         """The kind of mpirun that fits the library; None without a library."""
-        version = self.libmpi_version
-        if version is None:
-            return None
-        return next((kind for mark, kind in KINDS.items() if mark in version), "unknown")
+        return None if self.libmpi_version is None else kind_of_library(self.libmpi_version)
+
+
+def kind_of_library(version: str) -> str:
+    """The kind of mpirun that fits a library which says this of itself.
+
+    >>> kind_of_library("Open MPI v5.0.11, package: ...")
+    'openmpi'
+    """
+    return next((kind for mark, kind in KINDS.items() if mark in version), "unknown")
 
 
 def to_json(facts: Facts) -> str:

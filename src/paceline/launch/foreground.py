@@ -123,6 +123,8 @@ class _Signals:
             self.saving = True
         elif number == signal.SIGUSR2 and self._leader.is_hydra:
             _write(_STDERR, _DROPPED_USR2)
+        elif number in _ENDING and self._leader.kind == "srun":
+            os.kill(pid, signal.SIGTERM)  # at a single SIGINT it only tells how its tasks are
         else:
             os.kill(pid, _ENDING.get(number, number))
 

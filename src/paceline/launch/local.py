@@ -135,11 +135,15 @@ def shared_memory(mpirun: Mpirun) -> Iterator[dict[str, str]]:
     """A place of its own for the job, in shared memory, which goes when the job has ended.
 
     Ranks that are killed or aborted leave Open MPI's segments behind, megabytes each: they lie
-    there, too. Yields the variables that tell Open MPI and the ranks the place.
+    there, too. So do the files of mpirun: one that was killed leaves them, and the next mpirun of
+    the same process number would not start. Yields the variables that tell the place.
     """
     with _job_folder() as folder:
         place = {JOB_FOLDER: str(folder)}
-        if mpirun.kind == "openmpi" and folder.is_relative_to(_SHARED_MEMORY):
+        if mpirun.kind == "openmpi":
+            place["PRTE_MCA_prte_local_tmpdir_base"] = str(folder)
+        # Ranks that srun starts may be of Open MPI, too; others do not know the variable.
+        if mpirun.kind in ("openmpi", "srun") and folder.is_relative_to(_SHARED_MEMORY):
             place["OMPI_MCA_btl_sm_backing_directory"] = str(folder)
         yield place
 

@@ -77,10 +77,10 @@ def _mpi() -> dict[str, Any]:
         found["mpirun_version"] = _numbers(node.answer([mpirun.path, "--version"]))
     except LaunchError as error:
         found["mpirun_problem"] = str(error)
-    return found | _library()
+    return found | read_library()
 
 
-def _library() -> dict[str, Any]:
+def read_library() -> dict[str, Any]:
     """Ask for the MPI library in a process of its own: one that does not fit may crash there."""
     if _version("mpi4py") is None:
         return {"libmpi_problem": "mpi4py is not installed"}

@@ -2,23 +2,21 @@
 
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Iterable
 
 from paceline.errors import LaunchError
 from paceline.launch.command import Mpirun
+from paceline.launch.facts import kind_of_library
+from paceline.launch.node import ask_srun
+from paceline.launch.probe import read_library
 
-_ANSWER_S = 30
-_ASK_LIBRARY = (
-    "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-    "print(MPI.Get_library_version())"
-)
-_SPEAKS = (
-    ("Open MPI", "openmpi", ("pmix",)),
-    ("Intel(R) MPI", "intel", ("pmi2", "pmix")),
-    ("MPICH", "mpich", ("pmi2", "pmix")),
-)
-"""A mark in the library's version, its kind, and what it can speak with srun, best first."""
+SPEAKS = {
+    "openmpi": ("pmix",),
+    "mpich": ("pmi2", "pmix"),
+    "intel": ("pmi2", "pmix"),
+    "unknown": ("pmix", "pmi2"),
+}
+"""What ranks of each MPI speak with srun, best first, by the beginnings of its plugins' names."""
 
 
 def find_srun() -> Mpirun:
@@ -27,37 +25,35 @@ def find_srun() -> Mpirun:
     if path is None or "SLURM_JOB_ID" not in os.environ:
         reason = "there is no srun" if path is None else "this is no Slurm job"
         raise LaunchError(f"ranks cannot be started by srun: {reason}. Leave --launcher away")
-    library = _say([sys.executable, "-c", _ASK_LIBRARY])
-    listed = _say([path, "--mpi=list"])
-    return Mpirun(path, "srun", choose_pmi(library, listed))
+    library = read_library()
+    if "libmpi_version" not in library:
+        raise LaunchError(f"the MPI library cannot be used: {library['libmpi_problem']}")
+    return Mpirun(path, "srun", choose_pmi(library["libmpi_version"], ask_srun({"srun": path})))
 
 
-def choose_pmi(library: str, listed: str) -> str:
-    """The plugin that fits, from the library's version and from what `srun --mpi=list` says.
+def choose_pmi(library: str, plugins: Iterable[str]) -> str:
+    """The plugin that fits a library of this version.
 
-    >>> choose_pmi("MPICH Version: 5.0.2", "MPI plugin types are... none pmi2 cray_shasta")
+    >>> choose_pmi("MPICH Version: 5.0.2", ["none", "pmi2", "cray_shasta"])
     'pmi2'
     """
-    plugins = {word.strip(",") for word in listed.split()}
-    known = next((speaks for mark, _, speaks in _SPEAKS if mark in library), ("pmix", "pmi2"))
-    for wanted in known:
-        fits = sorted(name for name in plugins if name == wanted or name.startswith(f"{wanted}_v"))
-        if fits:
-            return wanted if wanted in fits else fits[-1]
-    offered = sorted(plugins & {"none", "pmi2", "cray_shasta"})
+    offered = list(plugins)
+    fitting = fitting_plugins(kind_of_library(library), offered)
+    if fitting:
+        return fitting[0]
     raise LaunchError(
-        f"srun offers {', '.join(offered) or 'nothing'}, but {' '.join(library.split()[:4])} needs "
-        f"{' or '.join(known)}: each rank would train alone. Leave --launcher away (mpirun starts "
-        "the ranks), or ask your support for Slurm's PMIx plugin"
+        f"srun offers {', '.join(offered) or 'nothing'}, which {' '.join(library.split()[:4])} "
+        "does not speak: each rank would train alone. Leave --launcher away (mpirun starts the "
+        "ranks), or ask your support for Slurm's PMIx plugin"
     )
 
 
-def _say(argv: list[str]) -> str:
-    try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=_ANSWER_S, stdin=subprocess.DEVNULL
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LaunchError(f"{argv[0]} did not answer: {error}") from None
-    # Slurm tells its plugins on stderr.
-    return done.stdout + done.stderr
+def fitting_plugins(kind: str | None, plugins: Iterable[str]) -> list[str]:
+    """Those of srun's plugins that ranks of this kind of MPI understand, best first.
+
+    >>> fitting_plugins("openmpi", ["none", "pmi2", "pmix_v4", "pmix"])
+    ['pmix', 'pmix_v4']
+    """
+    offered = sorted(plugins)
+    wanted = SPEAKS.get(kind or "", ())
+    return [name for language in wanted for name in offered if name.startswith(language)]

@@ -47,6 +47,15 @@ def test_counts_of_slurm_are_read():
     assert expand_counts("3(x2),1,2(x1)") == [3, 3, 1, 2]
 
 
+@pytest.mark.parametrize("text", ["", "2(x", "two", "1,,2"])
+def test_counts_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match="is not of the form"):
+        expand_counts(text)
+    env = {"SLURM_JOB_ID": "4", "SLURM_JOB_NODELIST": "a", "SLURM_TASKS_PER_NODE": text}
+    with pytest.raises(LaunchError, match="SLURM_TASKS_PER_NODE"):
+        read_allocation(env)
+
+
 def test_grid_engine_writes_a_host_file(tmp_path: Path):
     file = tmp_path / "pe"
     file.write_text(

@@ -130,7 +130,8 @@ def test_every_job_has_a_folder_which_is_removed(tmp_path, monkeypatch, kind):
     with shared_memory(Mpirun("mpirun", kind)) as place:
         (folder,) = tmp_path.iterdir()
         names = {"PACELINE_JOB_FOLDER"}
-        names |= {"OMPI_MCA_btl_sm_backing_directory"} if kind == "openmpi" else set()
+        if kind == "openmpi":
+            names |= {"OMPI_MCA_btl_sm_backing_directory", "PRTE_MCA_prte_local_tmpdir_base"}
         assert place == dict.fromkeys(names, str(folder))
     assert list(tmp_path.iterdir()) == []
 
@@ -140,7 +141,8 @@ def test_without_shared_memory_the_folder_lies_with_other_temporary_ones(tmp_pat
     monkeypatch.setattr(local.tempfile, "tempdir", str(tmp_path))
     with shared_memory(OPEN_MPI) as place:
         (folder,) = tmp_path.iterdir()
-        assert place == {"PACELINE_JOB_FOLDER": str(folder)}  # no place for Open MPI's segments
+        assert "OMPI_MCA_btl_sm_backing_directory" not in place  # no place for its segments
+        assert set(place.values()) == {str(folder)}
 
 
 def fake_mpirun(folder: Path, version: str, name: str = "mpirun") -> str:
@@ -213,6 +215,15 @@ def test_a_crowded_host_lets_its_ranks_yield():
     assert "OMPI_MCA_mpi_yield_when_idle" not in render_command(placed(), OPEN_MPI, machine())[1]
     _, extra = render_command(placed(), OPEN_MPI, machine(cores=3))
     assert extra["OMPI_MCA_mpi_yield_when_idle"] == "1"
+
+
+def test_ranks_on_hosts_are_spread_over_numa_nodes_unless_they_crowd_them():
+    argv, _ = render_command(placed(), OPEN_MPI, machine(numa_nodes=2))
+    assert " ".join(argv[5:]) == (
+        "--host a:2,b:1 --map-by numa:OVERSUBSCRIBE --bind-to numa python"
+    )
+    argv, _ = render_command(placed(), OPEN_MPI, machine(numa_nodes=2, cores=3))
+    assert " ".join(argv[7:]) == "--map-by :OVERSUBSCRIBE --bind-to none python"
 
 
 def test_mpich_is_told_the_hosts_and_the_way_to_them():

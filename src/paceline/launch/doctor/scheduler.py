@@ -9,6 +9,7 @@ from paceline.launch.doctor.check import Check
 from paceline.launch.facts import Facts
 from paceline.launch.hosts import Host
 from paceline.launch.node import explain_failure
+from paceline.launch.srun import fitting_plugins
 
 _MARKS = {
     "Slurm": ("sbatch",),
@@ -16,8 +17,6 @@ _MARKS = {
     "PBS": ("qsub", "pbsdsh"),
     "LSF": ("bsub",),
 }
-_PMI = {"openmpi": ("pmix",), "mpich": ("pmi2", "pmix"), "intel": ("pmi2", "pmix")}
-"""What srun must speak with ranks of each MPI, by the beginnings of its plugins' names."""
 
 
 def check_scheduler(facts: Facts) -> Iterator[Check]:
@@ -39,7 +38,7 @@ def check_srun(facts: Facts, refused: Mapping[str, str]) -> list[Check]:
     `refused` tells the plugins that srun names but cannot use, and why.
     """
     in_slurm = facts.job.startswith("Slurm") and "srun" in facts.commands
-    if not in_slurm or facts.libmpi_kind not in _PMI:
+    if not in_slurm or facts.libmpi_kind in (None, "unknown"):
         return []
     fitting = [name for name in fitting_pmi(facts) if name not in refused]
     if fitting and not _is_alone(facts):
@@ -69,8 +68,7 @@ def try_srun(facts: Facts) -> dict[str, str]:
 
 def fitting_pmi(facts: Facts) -> list[str]:
     """Those of srun's plugins that ranks of our MPI understand."""
-    wanted = _PMI.get(facts.libmpi_kind or "", ())
-    return [name for name in facts.srun_mpi if name.startswith(wanted)] if wanted else []
+    return fitting_plugins(facts.libmpi_kind, facts.srun_mpi)
 
 
 def _is_alone(facts: Facts) -> bool:

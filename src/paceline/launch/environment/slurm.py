@@ -1,8 +1,8 @@
 """Slurm: tasks that srun started, by whatever PMI, and the scripts and shells of allocations."""
 
-import re
 from collections.abc import Mapping
 
+from paceline.launch.allocation import expand_counts
 from paceline.launch.environment.identity import (
     BATCH_SCRIPT,
     Environment,
@@ -53,15 +53,12 @@ def _read_batch(env: Mapping[str, str]) -> Environment | None:
 
 
 def _read_local_size(env: Mapping[str, str]) -> int | None:
-    """The tasks of this step on this node, from Slurm's short form: 2(x3),1 is 2, 2, 2, 1."""
+    """The tasks of this step on this node."""
     node = read_index(env, "SLURM_NODEID")
     if node is None or _TASKS_PER_NODE not in env:
         return None
-    for part in env[_TASKS_PER_NODE].split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if match is None:
-            raise refuse_value(env, _TASKS_PER_NODE, "numbers as in 2(x3),1")
-        node -= int(match[2] or 1)
-        if node < 0:
-            return int(match[1])
-    return None
+    try:
+        counts = expand_counts(env[_TASKS_PER_NODE])
+    except ValueError:
+        raise refuse_value(env, _TASKS_PER_NODE, "numbers as in 2(x3),1") from None
+    return counts[node] if node < len(counts) else None
