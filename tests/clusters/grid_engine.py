@@ -122,6 +122,8 @@ class GridEngine:
         _make_spool(cluster, host)
         cluster.tell("sge_execd" if host else "sge_qmaster", host=host)
         if host == 0:
+            # It says that it is up before it listens.
+            wait_for("the master", lambda: cluster.run(["qconf", "-ssconf"]).returncode == 0)
             scheduler = _change(cluster.tell("qconf", "-ssconf"), _SCHEDULER)
             (cluster.place(_CELL) / "templates/scheduler").write_text(scheduler)
             cluster.tell("qconf", "-Msconf", f"{_CELL}/templates/scheduler")

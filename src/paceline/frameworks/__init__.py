@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,20 +14,39 @@ from paceline.errors import ReplicaError
 from paceline.frameworks.replica import Replica
 
 ADAPTERS = {
+    "keras.src.models.model.Model": (
+        "paceline.frameworks.keras:KerasReplica",
+        "paceline.frameworks.keras_loop:KerasLoop",
+    ),
+    "paceline.frameworks.jax.JaxModel": (
+        "paceline.frameworks.jax:JaxReplica",
+        "paceline.frameworks.jax:JaxLoop",
+    ),
     "torch.nn.modules.module.Module": (
         "paceline.frameworks.torch:TorchReplica",
         "paceline.frameworks.torch_loop:TorchLoop",
-    )
+    ),
 }
 """A model's class (or a base of it); its Replica, and its adapter for a user's own loop."""
 
+FILES = {
+    ".keras": "paceline.frameworks.keras_files:load_model",
+    ".json": "paceline.frameworks.keras_files:load_architecture",
+    ".pt2": "paceline.frameworks.torch_files:load_exported",
+    ".pt": "paceline.frameworks.torch_files:load_module",
+    ".torch": "paceline.frameworks.torch_files:load_module",
+}
+"""How models that lie in files are read, by the suffix; each takes the path."""
+
 __all__ = [
     "ADAPTERS",
+    "FILES",
     "Replica",
     "accept_generator_states",
     "generator_states",
     "is_model",
     "limit_threads",
+    "load_file",
     "loaded_frameworks",
     "make_loop",
     "make_replica",
@@ -46,6 +66,12 @@ def make_replica(model: Any, loss: Any, optimizer: Any) -> Replica:
 def make_loop(model: Any, optimizer: Any) -> Any:
     """The model and optimizer of a user's own training loop, adapted to be exchanged."""
     return _adapter(model, 1)(model, optimizer)
+
+
+def load_file(path: Path) -> Any:
+    """The model in a file of one of the kinds in FILES."""
+    module, _, name = FILES[path.suffix].partition(":")
+    return getattr(importlib.import_module(module), name)(path)
 
 
 def is_model(thing: Any) -> bool:

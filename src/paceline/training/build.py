@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from paceline.comm import World
 from paceline.errors import ConfigError
 from paceline.frameworks import (
+    FILES,
     Replica,
     is_model,
     limit_threads,
+    load_file,
     loaded_frameworks,
     make_replica,
     seed_generators,
@@ -29,7 +33,7 @@ def build_replica(config: RunConfig, world: World) -> Replica:
     """
     model = config.model
     if isinstance(model, str):
-        model = load_function(MODELS.get(model, model))
+        model = _find_model(model)
     seed_generators(config.seed)
     if not is_model(model):
         model = _call(model, config.seed)
@@ -45,6 +49,16 @@ def build_replica(config: RunConfig, world: World) -> Replica:
     if world.rank:
         seed_generators(config.seed + 1_000_003 * world.rank)
     return replica
+
+
+def _find_model(name: str) -> Any:
+    """A function that makes the model which is named, or which lies in a file."""
+    path = Path(name)
+    if path.suffix not in FILES:
+        return load_function(MODELS.get(name, name))
+    if not path.is_file():
+        raise ConfigError(f"there is no file {name} (looked for {path.absolute()})")
+    return partial(load_file, path)
 
 
 def _call(function: Any, seed: int) -> Any:
