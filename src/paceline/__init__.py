@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.comm import World
     from paceline.errors import PacelineError
+    from paceline.frameworks.jax_model import JaxModel
     from paceline.launch.world import init
     from paceline.rules import BSP, EASGD, Average, DiLoCo, Downpour, Gossip
     from paceline.training.callbacks import Callback
@@ -27,6 +28,7 @@ _HOMES = {
     "Downpour": "paceline.rules",
     "EASGD": "paceline.rules",
     "Gossip": "paceline.rules",
+    "JaxModel": "paceline.frameworks.jax_model",
     "PacelineError": "paceline.errors",
     "Result": "paceline.training.trainer",
     "Trainer": "paceline.training.trainer",
@@ -44,6 +46,7 @@ __all__ = [
     "DiLoCo",
     "Downpour",
     "Gossip",
+    "JaxModel",
     "PacelineError",
     "Result",
     "Trainer",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
+from paceline import JaxModel
 from paceline.data import Batch
 from paceline.frameworks import Replica, make_replica
 from paceline.frameworks.numpy import NumpyReplica
@@ -49,7 +52,19 @@ def torch_replica(momentum=0.9):
     return make_replica(model, "cross_entropy", {"name": "sgd", "lr": 0.1, "momentum": momentum})
 
 
-every_replica = pytest.mark.parametrize("make", [numpy_replica, torch_replica])
+def jax_replica(momentum=0.9):
+    def predict(params, inputs):
+        return inputs @ params["weight"].T + params["bias"]
+
+    def loss_fn(params, inputs, targets):
+        scores = jax.nn.log_softmax(predict(params, inputs))
+        return -jnp.take_along_axis(scores, targets[:, None], 1).mean()
+
+    model = JaxModel(initial(), loss_fn, predict=predict)
+    return make_replica(model, None, {"name": "sgd", "lr": 0.1, "momentum": momentum})
+
+
+every_replica = pytest.mark.parametrize("make", [numpy_replica, torch_replica, jax_replica])
 
 
 def batch_of(samples=12, seed=0):
@@ -71,10 +86,14 @@ def test_it_is_a_replica(make):
     assert isinstance(make(), Replica)
 
 
-def test_frameworks_agree():
-    one, other = numpy_replica(), torch_replica()
+@pytest.mark.parametrize("make", [torch_replica, jax_replica])
+def test_frameworks_agree(make):
+    one, other = numpy_replica(), make()
     assert train(one) == pytest.approx(train(other), rel=1e-5)
-    assert one.parameters() == pytest.approx(other.parameters(), abs=1e-6)
+    ours = dict(zip(one.arrays, one.layout.views(one.parameters()), strict=True))
+    theirs = other.layout.views(other.parameters())
+    for entry, view in zip(other.layout.entries, theirs, strict=True):
+        assert view == pytest.approx(ours[entry.name], abs=1e-6)
 
 
 @every_replica

@@ -14,6 +14,7 @@ ALLOWED = {
     ("__init__.py", "import_module"): "public names, from a table in the same file",
     ("frameworks/__init__.py", "import_module"): "adapters, from a table in the same file",
     ("data/collate.py", "import_module"): "torch.utils.data, if the samples come from torch",
+    ("data/tables.py", "import_module"): "pyarrow's csv and parquet, named in data/",
     ("bench/rows.py", "import_module"): "matplotlib, if it is asked for",
     ("functions.py", "import_module"): "the module that the user names as package.module:function",
     ("functions.py", "spec_from_file_location"): "the file that the user names as file.py:function",

@@ -416,3 +416,12 @@ def test_losses_by_name_and_by_function():
     assert find_loss(lambda o, t: o.sum())(outputs, targets) == 2.0
     with pytest.raises(ConfigError, match="loss is 'crossentropy', expected one of"):
         find_loss("crossentropy")
+
+
+def test_places_without_a_label_are_neither_right_nor_wrong():
+    outputs = torch.tensor([[[2.0, 0.0, 2.0], [0.0, 2.0, 0.0]]])  # (1, classes, length)
+    targets = torch.tensor([[0, 0, -100]])
+    assert find_loss("cross_entropy").count_correct(outputs, targets) == {
+        "correct": 1.0,
+        "counted": 2.0,
+    }

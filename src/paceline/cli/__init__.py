@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 
 from paceline import __version__
-from paceline.cli import bench, doctor, export, run, submit, train, tune
+from paceline.cli import bench, data, doctor, export, mpi_learn, run, submit, train, tune
 from paceline.errors import PacelineError
 from paceline.launch.environment import detect
 from paceline.launch.world import exit_code, is_first_to_speak, wait_for_turn
 
-COMMANDS = (train, run, doctor, export, bench, tune, submit)
+COMMANDS = (train, run, data, doctor, export, bench, tune, submit, mpi_learn)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

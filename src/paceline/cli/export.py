@@ -24,7 +24,8 @@ def add_parser(commands: Any) -> None:
         "file",
         metavar="FILE",
         type=Path,
-        help="the suffix tells the format: .safetensors, .pt (a torch state_dict) or .npz",
+        help="the suffix tells the format: .safetensors, .pt (a torch state_dict), .npz, or .keras "
+        "of a Keras model",
     )
     parser.add_argument(
         "--checkpoint",

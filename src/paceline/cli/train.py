@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.ranks import add_rank_options, start_or_join
 from paceline.errors import ConfigError, Interrupted
 from paceline.launch.environment import detect
+from paceline.launch.local import RESTART
 from paceline.launch.world import fail, init
 from paceline.models import MODELS
 from paceline.rules import RULES
@@ -21,6 +23,7 @@ from paceline.training.config import (
     read_config,
     read_yaml,
 )
+from paceline.training.old_config import read_run_file
 from paceline.training.rundir import find_run_dir, make_fresh
 
 
@@ -31,6 +34,21 @@ def _number_or_text(text: str) -> int | str:
 _FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--rule", "rule", {"help": f"how the ranks keep pace: {', '.join(RULES)} (default bsp)"}),
     ("--epochs", "epochs", {"type": int, "help": "times through the training data (default 5)"}),
+    (
+        "--weights",
+        "weights",
+        {"metavar": "FILE", "help": "torch: begin with this state_dict (.safetensors, .pt)"},
+    ),
+    (
+        "--compile",
+        "compile",
+        {"action": "store_const", "const": True, "help": "torch: let torch.compile make it quick"},
+    ),
+    (
+        "--precision",
+        "precision",
+        {"help": "torch: float32, or bfloat16 for the layers; weights stay float32 (default)"},
+    ),
     (
         "--batch-size",
         "data.batch_size",
@@ -131,6 +149,11 @@ _FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
         {"help": "where the full MNIST lies (default: $PACELINE_DATA, then the cache)"},
     ),
     (
+        "--cache-dir",
+        "data.cache_dir",
+        {"help": "copy the data files once to this folder of each node, for example /dev/shm/me"},
+    ),
+    (
         "--run-dir",
         "run_dir",
         {"help": "where to write config, history, events and model (default: a new one in runs/)"},
@@ -163,7 +186,8 @@ def add_parser(commands: Any) -> None:
         "train",
         nargs="?",
         metavar="TRAIN",
-        help="digits, mnist, file.npz, x.npy,y.npy or file.py:function",
+        help="digits, mnist, a file (.h5, .npz, .npy, .parquet, .csv, .tar), a list of files, a "
+        "folder of images or file.py:function",
     )
     parser.add_argument("validation", nargs="?", metavar="VAL", help="the same kinds as TRAIN")
     add_rank_options(parser)
@@ -191,7 +215,9 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
-    config = _read_settings(args)  # in the launcher too: wrong settings need no ranks to be found
+    levels, told = _read_levels(args)
+    _tell(told)
+    config = read_config(*levels)  # in the launcher too: wrong settings need no ranks to be found
     if args.restarts and not detect().launched:
         config, given = _fix_run_dir(config, given)
     return start_or_join(
@@ -208,8 +234,21 @@ def _fix_run_dir(config: RunConfig, given: list[str]) -> tuple[RunConfig, list[s
     return config, [*given, "--run-dir", str(found)]
 
 
+def _tell(lines: Sequence[str]) -> None:
+    """What became of an old run file: said once, by the launcher or by the first rank."""
+    if lines and RESTART not in os.environ and not detect().rank:
+        sys.stderr.write("paceline: " + "\n  ".join(lines) + "\n")
+        sys.stderr.flush()
+
+
 def _read_settings(args: argparse.Namespace) -> RunConfig:
+    return read_config(*_read_levels(args)[0])
+
+
+def _read_levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Sequence[str]]:
+    """The settings, level by level, and what there is to say about an old run file."""
     layers: list[dict[str, Any]] = []
+    told: Sequence[str] = ()
     model, file = args.model, args.config
     if model is not None and model.endswith((".yaml", ".yml")):
         if file is not None:
@@ -217,14 +256,15 @@ def _read_settings(args: argparse.Namespace) -> RunConfig:
         model, file = None, model
     if args.resume not in (None, "auto"):
         layers.append(_settings_of(Path(args.resume)))
-    if file is not None:
-        layers.append(read_yaml(Path(file)))
     named = {"model": model, "data.train": args.train, "data.validation": args.validation}
     named |= {setting: vars(args)[setting] for _, setting, _ in _FLAGS}
     named |= {"threads": args.threads, "resume": args.resume}
     given = [_nested(key, value) for key, value in named.items() if value is not None]
-    layers.append(combine(*given, *map(read_assignment, args.set)))
-    return read_config(*layers)
+    here = combine(*given, *map(read_assignment, args.set))
+    if file is not None:
+        settings, told = read_run_file(Path(file), here)
+        layers.append(settings)
+    return [*layers, here], told
 
 
 def _settings_of(run_dir: Path) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from threading import Condition
 import numpy as np
 
 from paceline.data.batch import Batch
-from paceline.data.epochs import PREFETCH_DEPTH
+from paceline.data.epochs import depth_ahead
 from paceline.data.prefetch import prefetched
-from paceline.data.shards import Plan, epoch_order, plan_steps
+from paceline.data.shards import Plan, order_of, plan_steps
 from paceline.data.sources import Source
 from paceline.data.streams import Stream
 from paceline.errors import DataError
@@ -127,30 +127,31 @@ def dealt_batches(
     seed: int = 0,
     shuffle: bool = True,
     prefetch: int | None = None,
+    loaders: int = 1,
 ) -> Iterator[Batch]:
     """The batches whose numbers `tickets` grants, until it ends.
 
     With n batches per epoch, number t is batch t % n of epoch t // n, in the order that one rank
-    alone would take. `prefetch` is as in `training_batches`. With a thread, asking for a batch
-    waits for a grant; without one it is an error to ask when none is outstanding. Closing the
-    iterator drops the tickets.
+    alone would take. `prefetch` and `loaders` are as in `training_batches`. With a thread, asking
+    for a batch waits for a grant; without one it is an error to ask when none is outstanding.
+    Closing the iterator drops the tickets.
     """
     numbered, plan = _number(source, batch_size, workers)
-    if prefetch is None:
-        prefetch = 0 if numbered.cheap else PREFETCH_DEPTH
+    depth = depth_ahead(numbered, prefetch, loaders)
 
     # Numbers granted around the end of an epoch may go back and forth between two of them.
     @lru_cache(maxsize=ORDERS_KEPT)
-    def order_of(epoch: int) -> np.ndarray:
-        return epoch_order(len(numbered), seed, epoch, shuffle)
+    def order_in(epoch: int) -> np.ndarray:
+        return order_of(numbered, seed, epoch, shuffle)
 
-    def batches() -> Iterator[Batch]:
+    def shares() -> Iterator[np.ndarray]:
         while (ticket := tickets.take()) is not None:
             epoch, step = divmod(ticket, len(plan))
             begin, end = plan.bounds(step, rank=0)
-            yield numbered.take(order_of(epoch)[begin:end])
+            yield order_in(epoch)[begin:end]
 
-    return _hand_over(prefetched(batches, prefetch), tickets, wait=prefetch > 0)
+    batches = prefetched(shares, depth, loaders, numbered.take)
+    return _hand_over(batches, tickets, wait=depth > 0)
 
 
 def batches_per_epoch(source: Source | Stream, batch_size: int, workers: int = 1) -> int:

@@ -1,6 +1,6 @@
 """The batches that one rank trains on or evaluates in one pass over the data."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -13,7 +13,7 @@ from paceline.data.shards import (
     Shard,
     check_batch_size,
     deal,
-    epoch_order,
+    order_of,
     smallest_step,
 )
 from paceline.data.sources import Source
@@ -34,33 +34,42 @@ def training_batches(
     leg: Leg | None = None,
     taken: int = 0,
     prefetch: int | None = None,
+    loaders: int = 1,
 ) -> Iterator[Batch]:
     """This rank's batches of this epoch; every rank gets the same number of them.
 
     Over all ranks every sample comes exactly once. Of an epoch that was interrupted, `leg` is what
     was left of it (then a rank may get none), and `taken` how many of its batches in this leg this
-    rank has had. `prefetch` is how many batches a background thread prepares ahead; None leaves it
-    to the source, 0 starts no thread. A stream keeps its own order, whatever `shuffle` says.
+    rank has had. `prefetch` is how many batches are prepared ahead, by so many `loaders` (threads);
+    None leaves it to the source, 0 starts no thread. A stream keeps its own order, whatever
+    `shuffle` says, and is read by one thread.
     """
     check_batch_size(batch_size)
     leg = leg or Leg(shard.size, batch_size)
     if isinstance(source, Stream):
         stream = source
-        return _fetch(source, lambda: _deal_stream(stream, shard, leg, taken), prefetch)
+        depth = depth_ahead(source, prefetch, loaders=1)
+        return prefetched(lambda: _deal_stream(stream, shard, leg, taken), depth)
     check_leg(leg, shard, len(source))
     plan = leg.plan(len(source))
 
-    def batches() -> Iterator[Batch]:
-        order = leg.pick(epoch_order(len(source), seed, epoch, shuffle))
+    def shares() -> Iterator[np.ndarray]:
+        order = leg.pick(order_of(source, seed, epoch, shuffle))
         for step in range(taken, leg.batches(len(source), shard.rank)):
             begin, end = plan.bounds(step, shard.rank)
-            yield source.take(order[begin:end])
+            yield order[begin:end]
 
-    return _fetch(source, batches, prefetch)
+    depth = depth_ahead(source, prefetch, loaders)
+    return prefetched(shares, depth, loaders, source.take)
 
 
 def evaluation_batches(
-    source: Source | Stream, *, shard: Shard, batch_size: int, prefetch: int | None = None
+    source: Source | Stream,
+    *,
+    shard: Shard,
+    batch_size: int,
+    prefetch: int | None = None,
+    loaders: int = 1,
 ) -> Iterator[Batch]:
     """This rank's share of all samples, in order; a rank may get none.
 
@@ -69,22 +78,23 @@ def evaluation_batches(
     check_batch_size(batch_size)
     if isinstance(source, Stream):
         stream = source
-        return _fetch(source, lambda: _take_turns(stream, shard, batch_size), prefetch)
+        depth = depth_ahead(source, prefetch, loaders=1)
+        return prefetched(lambda: _take_turns(stream, shard, batch_size), depth)
     begin, end = deal(len(source), shard.rank, shard.size)
 
-    def batches() -> Iterator[Batch]:
+    def shares() -> Iterator[np.ndarray]:
         for first in range(begin, end, batch_size):
-            yield source.take(np.arange(first, min(first + batch_size, end)))
+            yield np.arange(first, min(first + batch_size, end))
 
-    return _fetch(source, batches, prefetch)
+    depth = depth_ahead(source, prefetch, loaders)
+    return prefetched(shares, depth, loaders, source.take)
 
 
-def _fetch(
-    source: Source | Stream, batches: Callable[[], Iterator[Batch]], prefetch: int | None
-) -> Iterator[Batch]:
-    if prefetch is None:
-        prefetch = 0 if source.cheap else PREFETCH_DEPTH
-    return prefetched(batches, prefetch)
+def depth_ahead(source: Source | Stream, prefetch: int | None, loaders: int) -> int:
+    """How many batches are prepared ahead, if nobody says: as many as pays."""
+    if prefetch is not None:
+        return prefetch
+    return 0 if source.cheap and loaders == 1 else PREFETCH_DEPTH * loaders
 
 
 def _deal_stream(stream: Stream, shard: Shard, leg: Leg, taken: int) -> Iterator[Batch]:

@@ -6,15 +6,41 @@ from pathlib import Path
 from typing import Any
 
 from paceline.data import digits, mnist
+from paceline.data.arrays import NpyFiles, NpzFile
 from paceline.data.convert import as_source
-from paceline.data.npy import map_npy, read_npz
-from paceline.data.sources import ArraySource, Source
+from paceline.data.csv_files import CsvFile
+from paceline.data.hdf5 import Hdf5File
+from paceline.data.images import ImageFolder, split_options
+from paceline.data.joined import JoinedSource
+from paceline.data.keys import Keys, read_keys
+from paceline.data.lists import SUFFIXES as LIST_SUFFIXES
+from paceline.data.lists import expand_pattern, is_pattern, one_kind, read_list
+from paceline.data.npy import find_file, map_npy, read_npz
+from paceline.data.readers import OpenFile
+from paceline.data.sources import ArraySource, DatasetSource, Source
 from paceline.data.streams import Stream
+from paceline.data.tables import ParquetFile
+from paceline.data.tars import TarFile
 from paceline.errors import DataError, PacelineError
 from paceline.functions import describe_failure, load_function
 
-KINDS = "digits, mnist, FILE.npz, X.npy, X.npy,Y.npy, file.py:function or package.module:function"
-DEFAULT_KEYS = ("x", "y")
+KINDS = (
+    "digits, mnist, FILE.h5, FILE.npz, X.npy, X.npy,Y.npy, FILE.parquet, FILE.csv, FILE.tar, a "
+    "list of files (FILE.list or .txt), a pattern like 'DIR/*.h5', a folder of images "
+    "(DIR/CLASS/IMAGE), file.py:function or package.module:function"
+)
+READERS: dict[str, OpenFile] = {
+    ".h5": Hdf5File,
+    ".hdf5": Hdf5File,
+    ".npz": NpzFile,
+    ".npy": NpyFiles,
+    ".parquet": ParquetFile,
+    ".csv": CsvFile,
+    ".tar": TarFile,
+}
+"""What opens a file of this suffix, alone or among others."""
+NAMELESS = (".npy", ".tar")
+"""Their arrays have no names."""
 
 
 def open_data(
@@ -22,38 +48,74 @@ def open_data(
     *,
     part: str,
     data_dir: str | None = None,
-    keys: tuple[str, str] | None = None,
+    keys: Any = None,
+    shuffle_buffer: int | None = None,
 ) -> Source | Stream:
-    """Open `digits`, `mnist`, a .npz or .npy file, or what a function returns.
+    """Open a data set that is named by text: see KINDS.
 
     part is "train" or "validation"; digits, mnist and functions with a parameter `part` heed it.
-    data_dir is where mnist lies, keys are the names of inputs and targets in a .npz file.
+    data_dir is where mnist lies. keys are the names of inputs and targets in files (`read_keys`),
+    shuffle_buffer how many samples of files that are read in blocks are shuffled at a time.
     """
     digits.part_suffix(part)
+    names = read_keys(keys)
     if spec == "digits":
         return digits.load(part)
     if spec == "mnist":
         return mnist.load(part, data_dir)
-    if spec.endswith(".npz"):
-        return _open_npz(spec, keys or DEFAULT_KEYS)
-    if spec.endswith(".npy"):
+    if spec.endswith(".npz") and not is_pattern(spec):
+        return _open_npz(spec, names)
+    if spec.endswith(".npy") and not is_pattern(spec):
         return _open_npy(spec)
+    if _is_of_files(spec):
+        return _open_files(spec, names, shuffle_buffer)
     if ":" in spec:
         return _call(spec, part)
-    problem = "is a directory" if spec and _is_directory(spec) else "names no data"
-    raise DataError(f"'{spec}' {problem}; give one of: {KINDS}")
+    folder, look = split_options(spec)
+    if folder and _is_directory(folder):
+        return DatasetSource(ImageFolder(Path(folder).expanduser(), look), name=spec)
+    raise DataError(f"'{spec}' names no data; give one of: {KINDS}")
+
+
+def reads_keys(spec: str) -> bool:
+    """Whether names of inputs and targets mean something for it."""
+    return _is_of_files(spec) and not spec.endswith(NAMELESS)
+
+
+def _is_of_files(spec: str) -> bool:
+    return spec.endswith((*READERS, *LIST_SUFFIXES))
 
 
 def _is_directory(name: str) -> bool:
     try:
-        return Path(name).is_dir()
-    except OSError:  # forbidden, or too long for a name
+        return Path(name).expanduser().is_dir()
+    except (OSError, RuntimeError):  # forbidden, too long for a name, no such ~user
         return False
 
 
-def _open_npz(name: str, keys: tuple[str, str]) -> ArraySource:
-    (inputs, targets), file = read_npz(name, keys)
-    return ArraySource(inputs, targets, name=name, files=(file,))
+def _open_files(spec: str, keys: Keys | None, buffer: int | None) -> JoinedSource:
+    if spec.endswith(LIST_SUFFIXES):
+        paths = read_list(spec)
+    elif is_pattern(spec):
+        paths = expand_pattern(spec)
+    else:
+        paths = [find_file(spec)]
+    suffix = one_kind(paths, spec)
+    if suffix not in READERS:
+        raise DataError(
+            f"{spec} names {paths[0]}, which is of no known kind; expected: {', '.join(READERS)}"
+        )
+    if keys is not None and suffix in NAMELESS:
+        raise DataError(
+            f"data.keys names arrays, and {spec} lists {suffix} files, which have no names; leave "
+            "it out"
+        )
+    return JoinedSource(paths, READERS[suffix], name=spec, keys=keys, buffer=buffer)
+
+
+def _open_npz(name: str, keys: Keys | None) -> ArraySource:
+    arrays, keys, file = read_npz(name, keys)
+    return ArraySource(*keys.arrange(arrays), name=name, files=(file,))
 
 
 def _open_npy(spec: str) -> ArraySource:

@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.sources import ArraySource
+from paceline.data.images import ImageFolder
+from paceline.data.joined import JoinedSource
+from paceline.data.sources import ArraySource, DatasetSource
 from paceline.errors import PacelineError
+from paceline.nests import leaves
 
 SAMPLES = 16
 SAMPLE_BYTES = 65_536
@@ -19,6 +22,8 @@ def describe_arrays(source: Any) -> str | None:
     >>> describe_arrays(ArraySource(np.zeros((5, 2)), np.arange(5)))
     'float64 (2,), int64 ()'
     """
+    if isinstance(source, JoinedSource):
+        return ", ".join(f"{column.dtype} {column.shape}" for column in source.columns)
     if not isinstance(source, ArraySource):
         return None
     return ", ".join(_describe(array) for array in source.arrays())
@@ -29,14 +34,22 @@ def sum_samples(source: Any) -> int | None:
 
     What is made anew at each reading, as a dataset may, need not be the same twice.
     """
-    if not isinstance(source, ArraySource):
+    if isinstance(source, DatasetSource) and isinstance(source.dataset, ImageFolder):
+        return source.dataset.fingerprint()
+    if not isinstance(source, ArraySource | JoinedSource):
         return None
     last = len(source) - 1
     places = sorted({last * sample // (SAMPLES - 1) for sample in range(SAMPLES)})
-    source.check_files()
+    if isinstance(source, JoinedSource):
+        batch = source.take(np.array(places))
+        arrays = [array for array in leaves((batch.inputs, batch.targets)) if array is not None]
+        places = list(range(len(places)))
+    else:
+        source.check_files()
+        arrays = source.arrays()
     try:
         found = 0
-        for array in source.arrays():
+        for array in arrays:
             for place in places:
                 found = zlib.crc32(_start_of(array[place]), found)
     except PacelineError:

@@ -12,6 +12,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.lib import format as npy_format
 
+from paceline.data.keys import Keys, choose_keys, missing_names
 from paceline.data.watch import WatchedFile
 from paceline.errors import DataError, PacelineError
 from paceline.functions import describe_failure
@@ -25,7 +26,7 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
 }
 
 
-def map_npy(name: str) -> tuple[np.ndarray, WatchedFile]:
+def map_npy(name: str, may_be_empty: bool = False) -> tuple[np.ndarray, WatchedFile]:
     """The array of a .npy file, left in the file and read when it is used."""
     path = find_file(name)
     with _blamed_on(path, "np.save"):
@@ -36,6 +37,9 @@ def map_npy(name: str) -> tuple[np.ndarray, WatchedFile]:
             _check_magic(content, str(path), path.suffix, "np.save")
             shape, dtype = _read_header(content, str(path))
             _check_room(str(path), shape, dtype, file.size_bytes - content.tell(), "np.save")
+            _check_samples(str(path), shape, may_be_empty)
+        if 0 in shape:  # nothing that could be mapped
+            return np.empty(shape, dtype), file
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not file.is_at(path):
             raise DataError(f"{path} was replaced while it was opened; start again")
@@ -43,8 +47,10 @@ def map_npy(name: str) -> tuple[np.ndarray, WatchedFile]:
     return array, file
 
 
-def read_npz(name: str, keys: tuple[str, str]) -> tuple[list[np.ndarray], WatchedFile]:
-    """The arrays of these names in a .npz file, in memory."""
+def read_npz(
+    name: str, keys: Keys | None, may_be_empty: bool = False
+) -> tuple[list[np.ndarray], Keys, WatchedFile]:
+    """The arrays of these names in a .npz file, in memory, and the names that were found."""
     path = find_file(name)
     with _blamed_on(path, "np.savez"):
         file = WatchedFile(path)
@@ -53,10 +59,30 @@ def read_npz(name: str, keys: tuple[str, str]) -> tuple[list[np.ndarray], Watche
                 raise DataError(f"{path} holds a single array, not an archive; rename it to .npy")
             _check_magic(content, str(path), path.suffix, "np.savez", ZIP_MAGIC)
             with zipfile.ZipFile(content) as archive:
-                arrays = _read_members(archive, path, keys)
+                keys, members = _find_members(archive, path, keys)
+                _check_memory(members, path)
+                arrays = [
+                    _read_member(archive, info, f"{key} in {path}", may_be_empty)
+                    for key, info in members
+                ]
         file.check()
         file.copied = True
-    return arrays, file
+    return arrays, keys, file
+
+
+def look_into_npz(
+    name: str, keys: Keys | None
+) -> tuple[list[tuple[tuple[int, ...], np.dtype]], Keys]:
+    """Shape and type of the arrays of these names in a .npz file, which are not unpacked."""
+    path = find_file(name)
+    found = []
+    with _blamed_on(path, "np.savez"), zipfile.ZipFile(path) as archive:
+        keys, members = _find_members(archive, path, keys)
+        for key, info in members:
+            with archive.open(info) as content:
+                _check_magic(content, f"{key} in {path}", "array", "np.savez")
+                found.append(_read_header(content, f"{key} in {path}"))
+    return found, keys
 
 
 def find_file(name: str) -> Path:
@@ -146,34 +172,46 @@ def _check_room(
     if any(side < 0 for side in shape) or wanted_bytes > room_bytes:
         what = f"its header claims {dtype} of shape {shape}, {wanted_bytes} bytes, "
         raise _damaged(origin, f"{what}and {room_bytes} follow", writer)
+
+
+def _check_samples(origin: str, shape: tuple[int, ...], may_be_empty: bool) -> None:
+    """A file of several may be empty."""
     if shape and shape[0] == 0:
+        if may_be_empty:
+            return
         raise DataError(f"{origin} holds no samples: its shape is {shape}; expected at least 1")
-    if wanted_bytes == 0:
+    if 0 in shape:
         raise DataError(f"{origin} has samples of no size: its shape is {shape}; expected numbers")
 
 
-def _read_members(archive: zipfile.ZipFile, path: Path, keys: tuple[str, str]) -> list[np.ndarray]:
+def _find_members(
+    archive: zipfile.ZipFile, path: Path, keys: Keys | None
+) -> tuple[Keys, list[tuple[str, zipfile.ZipInfo]]]:
     members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    missing = [key for key in keys if key not in members]
+    keys = choose_keys(members, keys, path, "array")
+    missing = [name for name in keys.names() if name not in members]
     if missing:
-        raise DataError(
-            f"{path} has no array {' or '.join(missing)}; it has: "
-            f"{', '.join(members) or 'none'}. Set data.keys to the names of inputs and targets"
-        )
-    unpacked_bytes = sum(members[key].file_size for key in set(keys))
+        raise missing_names(missing, members, path, "array")
+    return keys, [(name, members[name]) for name in keys.names()]
+
+
+def _check_memory(members: list[tuple[str, zipfile.ZipInfo]], path: Path) -> None:
+    unpacked_bytes = sum(info.file_size for info in dict(members).values())
     if unpacked_bytes > _memory_bytes():
         raise DataError(
             f"{path} unpacks to {unpacked_bytes} bytes, and this machine has {_memory_bytes()} "
             f"bytes of memory; {_SAVE_AS_NPY}"
         )
-    return [_read_member(archive, members[key], f"{key} in {path}") for key in keys]
 
 
-def _read_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, origin: str) -> np.ndarray:
+def _read_member(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, origin: str, may_be_empty: bool
+) -> np.ndarray:
     with archive.open(info) as content:
         _check_magic(content, origin, "array", "np.savez")
         shape, dtype = _read_header(content, origin)
         _check_room(origin, shape, dtype, info.file_size - content.tell(), "np.savez")
+        _check_samples(origin, shape, may_be_empty)
         content.seek(0)
         array: np.ndarray = npy_format.read_array(content, allow_pickle=False)
         if content.read(1):

@@ -7,6 +7,7 @@ normalisation, which fails on a single sample, always has more.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -102,10 +103,48 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool = True) -> np
     """The order of the samples in this epoch: the same on all ranks, another in every epoch."""
     if not shuffle:
         return np.arange(samples)
+    order: np.ndarray = _draw(seed, epoch).permutation(samples)
+    return order
+
+
+def windowed_order(edges: np.ndarray, window: int, seed: int, epoch: int) -> np.ndarray:
+    """An order in which neighbours are read together: blocks are shuffled, then samples in windows.
+
+    Block k is the samples from edges[k] up to edges[k + 1]. A window is the next blocks, whole,
+    until they have `window` samples or more. Who keeps as many samples in memory reads every block
+    once. The same on all ranks, another in every epoch.
+
+    >>> windowed_order(np.array([0, 3, 6, 8]), 2, seed=1, epoch=0).tolist()
+    [2, 0, 1, 4, 3, 5, 6, 7]
+    """
+    draw = _draw(seed, epoch)
+    blocks = draw.permutation(len(edges) - 1)
+    lengths = np.diff(edges)[blocks]
+    firsts = np.cumsum(lengths) - lengths
+    order = np.repeat(edges[blocks] - firsts, lengths)
+    order += np.arange(len(order))
+    begin = 0
+    while begin < len(order):
+        last = np.searchsorted(firsts, begin + window)
+        end = int(firsts[last]) if last < len(firsts) else len(order)
+        draw.shuffle(order[begin:end])
+        begin = end
+    return order
+
+
+def order_of(source: Any, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
+    """The order of the source's samples in this epoch: its own `order`, if it has one."""
+    own = getattr(source, "order", None)
+    if own is None or not shuffle:
+        return epoch_order(len(source), seed, epoch, shuffle)
+    order: np.ndarray = own(seed, epoch)
+    return order
+
+
+def _draw(seed: int, epoch: int) -> np.random.Generator:
     if seed < 0 or epoch < 0:
         raise ConfigError(f"seed is {seed} and epoch {epoch}, expected 0 or more")
-    bits = np.random.PCG64(np.random.SeedSequence([seed, epoch]))
-    return np.random.Generator(bits).permutation(samples)
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
 
 
 def check_batch_size(batch_size: int) -> None:

@@ -34,6 +34,11 @@ class WatchedFile:
         """Of the file as it was opened."""
         return self._seen[0]
 
+    @property
+    def content(self) -> tuple[int, int]:
+        """Size and checksum of some blocks, to compare with when it is opened again."""
+        return self.size_bytes, self._sum
+
     def check(self) -> None:
         """Raise if the file is not what it was; takes a microsecond or two.
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.errors import ReplicaError
+from paceline.errors import ConfigError, ReplicaError
+from paceline.frameworks import keras_backend
 from paceline.frameworks.replica import Replica
 
 ADAPTERS = {
@@ -18,7 +19,7 @@ ADAPTERS = {
         "paceline.frameworks.keras:KerasReplica",
         "paceline.frameworks.keras_loop:KerasLoop",
     ),
-    "paceline.frameworks.jax.JaxModel": (
+    "paceline.frameworks.jax_model.JaxModel": (
         "paceline.frameworks.jax:JaxReplica",
         "paceline.frameworks.jax:JaxLoop",
     ),
@@ -32,6 +33,8 @@ ADAPTERS = {
 FILES = {
     ".keras": "paceline.frameworks.keras_files:load_model",
     ".json": "paceline.frameworks.keras_files:load_architecture",
+    ".h5": "paceline.frameworks.keras_files:refuse_legacy",
+    ".hdf5": "paceline.frameworks.keras_files:refuse_legacy",
     ".pt2": "paceline.frameworks.torch_files:load_exported",
     ".pt": "paceline.frameworks.torch_files:load_module",
     ".torch": "paceline.frameworks.torch_files:load_module",
@@ -50,16 +53,27 @@ __all__ = [
     "loaded_frameworks",
     "make_loop",
     "make_replica",
+    "prepare_backends",
     "seed_generators",
     "set_threads",
 ]
 
 
-def make_replica(model: Any, loss: Any, optimizer: Any) -> Replica:
-    """The model as a Replica; one that is a Replica already is taken as it is."""
+def make_replica(model: Any, loss: Any, optimizer: Any, **options: Any) -> Replica:
+    """The model as a Replica; one that is a Replica already is taken as it is.
+
+    Options are settings that only some frameworks have.
+    """
+    kind: Any = type(model) if isinstance(model, Replica) else _adapter(model, 0)
+    unread = [name for name in options if name not in getattr(kind, "OPTIONS", ())]
+    if unread:
+        raise ConfigError(
+            f"{', '.join(unread)} cannot be set for this model: it becomes a {kind.__name__}, "
+            f"which has no such setting (a TorchReplica has)"
+        )
     if isinstance(model, Replica):
         return model
-    replica: Replica = _adapter(model, 0)(model, loss, optimizer)
+    replica: Replica = kind(model, loss, optimizer, **options)
     return replica
 
 
@@ -82,7 +96,8 @@ def is_model(thing: Any) -> bool:
 def _adapter(model: Any, which: int) -> Any:
     adapters = _find(model)
     if adapters is None:
-        known = ", ".join(name.partition(".")[0] for name in ADAPTERS)
+        modules = (replica.partition(":")[0] for replica, _ in ADAPTERS.values())
+        known = ", ".join(module.rpartition(".")[2] for module in modules)
         raise ReplicaError(
             f"the model is a {type(model).__module__}.{type(model).__qualname__}, expected a model "
             f"of: {known}; or a Replica (paceline/frameworks/numpy.py is an example)"
@@ -107,6 +122,8 @@ def seed_generators(seed: int) -> None:
     np.random.seed(seed % 2**32)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
+    if "keras" in sys.modules:
+        keras_backend.seed_backend(seed)
 
 
 def generator_states() -> dict[str, Any]:
@@ -120,6 +137,8 @@ def generator_states() -> dict[str, Any]:
     }
     if "torch" in sys.modules:
         states["torch"] = {"bytes": sys.modules["torch"].get_rng_state().numpy().copy()}
+    if "keras" in sys.modules:
+        states["keras"] = keras_backend.backend_state()
     return states
 
 
@@ -131,16 +150,26 @@ def accept_generator_states(states: dict[str, Any]) -> None:
     if "torch" in states and "torch" in sys.modules:
         torch = sys.modules["torch"]
         torch.set_rng_state(torch.from_numpy(np.array(states["torch"]["bytes"], np.uint8)))
+    if "keras" in states and "keras" in sys.modules:
+        keras_backend.accept_backend_state(states["keras"])
+
+
+def prepare_backends(threads: int) -> None:
+    """Before a model's code is imported: what frameworks read from the environment when they
+    start, and a backend for Keras that is installed."""
+    keras_backend.prepare_backend(threads)
 
 
 def limit_threads(threads: int) -> None:
     """Let loaded frameworks use at most this many threads; a lower limit stays."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() > threads:
-        set_threads(threads)
+        torch.set_num_threads(threads)
+    keras_backend.limit_backend_threads(threads)
 
 
 def set_threads(threads: int) -> None:
     """Let loaded frameworks use exactly this many threads."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
+    keras_backend.limit_backend_threads(threads)

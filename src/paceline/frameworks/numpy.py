@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 
 from paceline.frameworks.replica import BatchLike
-from paceline.vectors import Layout, Vector, checksum, is_finite
+from paceline.frameworks.vector_replica import VectorReplica
+from paceline.vectors import Layout, Vector, checksum
 
 Arrays = Mapping[str, Vector]
 LossAndGradients = Callable[[Arrays, BatchLike], tuple[float, Arrays]]
 """From parameters and a batch: the mean loss, and its gradient by parameter name."""
 
 
-class NumpyReplica:
+class NumpyReplica(VectorReplica):
     """Arrays trained by SGD with momentum on a hand-written gradient."""
 
     def __init__(
@@ -27,52 +28,22 @@ class NumpyReplica:
         momentum: float = 0.0,
         count_correct: Callable[[Arrays, BatchLike], int] | None = None,
     ) -> None:
-        self.layout = Layout.of((name, a.shape, str(a.dtype)) for name, a in arrays.items())
         self.learning_rate, self._base_rate, self._momentum = lr, lr, momentum
         self._loss_and_gradients, self._count_correct = loss_and_gradients, count_correct
-        self._vector = self.layout.gather(list(arrays.values()), self.layout.empty_vector())
-        self._velocity = self.layout.empty_vector()
-        self._present = np.ones(len(arrays), self.layout.dtype)
-        self.rehome(self.layout.empty_vector(), self.layout.empty_vector())
+        layout = Layout.of((name, a.shape, str(a.dtype)) for name, a in arrays.items())
+        self._velocity = layout.empty_vector()
+        super().__init__(layout, list(arrays.values()))
 
     def rehome(self, parameters: Vector, gradients: Vector) -> None:
-        parameters[:] = self._vector
-        self._vector, self._gradient = parameters, gradients
+        super().rehome(parameters, gradients)
         views = self.layout.views(parameters)
         self.arrays = {e.name: view for e, view in zip(self.layout.entries, views, strict=True)}
-
-    def release(self) -> None:
-        self.rehome(self.layout.empty_vector(), self.layout.empty_vector())
-
-    def parameters(self) -> Vector:
-        return self._vector
-
-    def accept_parameters(self) -> None:
-        """The arrays are views: nothing to do."""
 
     def gradients(self, batch: BatchLike, weight: float = 1.0, add: bool = False) -> float:
         loss, gradients = self._loss_and_gradients(self.arrays, batch)
         for entry, view in zip(self.layout.entries, self.layout.views(self._gradient), strict=True):
             view[...] = gradients[entry.name] * weight + (view if add else 0.0)
         return float(loss)
-
-    def clear_gradients(self) -> None:
-        self._gradient[:] = 0.0
-
-    def gradients_are_finite(self) -> bool:
-        return is_finite(self._gradient)
-
-    def collect_gradients(self) -> tuple[Vector, Vector]:
-        return self._gradient, self._present
-
-    def accept_gradients(self, present: Vector) -> None:
-        """The gradient vector is what `apply` uses: nothing to do."""
-
-    def clip(self, max_norm: float) -> float:
-        norm = float(np.linalg.norm(self._gradient))
-        if norm > max_norm:
-            self._gradient *= max_norm / norm
-        return norm
 
     def apply(self) -> None:
         self._velocity *= self._momentum
@@ -92,18 +63,6 @@ class NumpyReplica:
             sums["correct"] = float(self._count_correct(self.arrays, batch))
             sums["counted"] = float(batch.samples)
         return sums
-
-    def buffers(self) -> Vector:
-        return np.empty(0, self.layout.dtype)
-
-    def accept_buffers(self) -> None:
-        """There are none."""
-
-    def constants(self) -> Vector:
-        return np.empty(0, np.uint8)
-
-    def accept_constants(self) -> None:
-        """There are none."""
 
     def describe_optimizer(self) -> str:
         settings = f"lr={self._base_rate}, momentum={self._momentum}"

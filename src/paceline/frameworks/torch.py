@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from paceline.errors import DataError
+from paceline.errors import ConfigError, DataError
 from paceline.frameworks.replica import BatchLike
-from paceline.frameworks.torch_names import LossFunction, find_loss, make_optimizer
+from paceline.frameworks.torch_files import load_weights
+from paceline.frameworks.torch_names import NO_LABEL, LossFunction, find_loss, make_optimizer
 from paceline.frameworks.torch_vectors import TorchVectors, describe_optimizer
 from paceline.nests import leaves, map_leaves
 
@@ -23,9 +25,23 @@ OptimizerSpec: TypeAlias = Mapping[str, Any] | Callable[..., Any]
 class TorchReplica(TorchVectors):
     """A torch module that trains as one of many replicas."""
 
+    OPTIONS = ("weights", "compile", "precision")
+    """Settings of a run that only this Replica has."""
+
     def __init__(
-        self, module: torch.nn.Module, loss: str | LossFunction, optimizer: OptimizerSpec
+        self,
+        module: torch.nn.Module,
+        loss: str | LossFunction,
+        optimizer: OptimizerSpec,
+        *,
+        weights: str | None = None,
+        compile: bool = False,
+        precision: str = "float32",
     ) -> None:
+        """Begin with the values in the file `weights`; let torch.compile make the module's forward
+        quicker; compute it in another `precision` than that of the parameters."""
+        if weights is not None:
+            load_weights(module, weights)
         super().__init__(module)
         self._loss = find_loss(loss)
         self.optimizer = make_optimizer(optimizer, self._trained)
@@ -35,6 +51,17 @@ class TorchReplica(TorchVectors):
         if not module.training:
             module.train()
         self._modes: list[tuple[torch.nn.Module, bool]] | None = None
+        self._lower = precision == "bfloat16"
+        self._precision: Any = nullcontext()
+        if self._lower:
+            self._precision = torch.autocast(self._device.type, torch.bfloat16)
+        if self._lower and self._model_dtype != torch.float32:
+            raise ConfigError(
+                f"precision is bfloat16, and the model's parameters are {self._model_dtype}; it is "
+                "for models of float32: leave it out"
+            )
+        # Module.compile() would pass over torch's own layers, Sequential among them (torch 2.13).
+        self._run = torch.compile(module) if compile else module
 
     @property
     def learning_rate(self) -> float:
@@ -105,11 +132,15 @@ class TorchReplica(TorchVectors):
         """Outputs, targets and the mean loss."""
         inputs = self._tensors(batch.inputs, images=True)
         try:
-            outputs = self._call(inputs)
+            with self._precision:
+                outputs = self._call(inputs)
         except (RuntimeError, TypeError, ValueError) as error:
+            _explain_compiler(error)
             shapes = [tuple(leaf.shape) for leaf in leaves(inputs) if hasattr(leaf, "shape")]
             error.add_note(f"paceline: the model was given inputs of shape {shapes}")
             raise
+        if self._lower:  # a loss adds up many numbers
+            outputs = map_leaves(_widened, outputs)
         targets = self._tensors(batch.targets, images=False)
         self._loss.check(targets)
         try:
@@ -121,10 +152,10 @@ class TorchReplica(TorchVectors):
 
     def _call(self, inputs: Any) -> Any:
         if isinstance(inputs, Mapping):
-            return self.module(**inputs)
+            return self._run(**inputs)
         if isinstance(inputs, tuple | list):
-            return self.module(*inputs)
-        return self.module(inputs)
+            return self._run(*inputs)
+        return self._run(inputs)
 
     def _tensors(self, value: Any, images: bool) -> Any:
         """Arrays as tensors of the model's float type, integers as int64; with `images`, bytes are
@@ -148,13 +179,28 @@ class TorchReplica(TorchVectors):
         return map_leaves(convert, value)
 
 
+def _widened(leaf: Any) -> Any:
+    bfloat16 = isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bfloat16
+    return leaf.float() if bfloat16 else leaf
+
+
+def _explain_compiler(error: Exception) -> None:
+    """Tell failures of torch.compile apart from those of the model; importing the classes of its
+    errors would take seconds."""
+    if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
+        cause = " ".join(str(error).split("Set TORCHDYNAMO_VERBOSE")[0].split())[:300]
+        raise ConfigError(
+            f"torch.compile failed ({cause}); it needs a C++ compiler on every node, and not every "
+            "model suits it: leave compile out"
+        ) from error
+
+
 def _name_wrong_label(outputs: Any, targets: Any, batch: BatchLike) -> None:
     """Turn the loss function's complaint about a label into one that names label and sample."""
     if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
         return
     classes = outputs.shape[1]
-    ignored = -100  # torch's own mark for "no label"
-    wrong = ((targets < 0) & (targets != ignored)) | (targets >= classes)
+    wrong = ((targets < 0) & (targets != NO_LABEL)) | (targets >= classes)
     rows = wrong.reshape(len(targets), -1).any(1).nonzero()
     if len(rows) == 0:
         return

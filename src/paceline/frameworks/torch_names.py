@@ -15,6 +15,9 @@ from paceline.errors import ConfigError, DataError
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
+NO_LABEL = -100
+"""Torch's own mark for a place without a label, as padding is."""
+
 
 @dataclass(frozen=True)
 class Loss:
@@ -62,7 +65,7 @@ class Loss:
         if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
             return {}
         if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1:
-            right = outputs.argmax(1) == targets
+            right = (outputs.argmax(1) == targets)[targets != NO_LABEL]
         elif self.targets == "classes" and outputs.shape == targets.shape:
             right = outputs.argmax(1) == targets.argmax(1)  # probabilities of classes
         else:

@@ -47,7 +47,9 @@ def look_at(thread: int) -> Doing:
     if _lies_in(place, _PREFETCH):  # what keeps it busy is in the thread that prepares batches
         others = (read_stack(ident) for ident in sys._current_frames() if ident != thread)
         loaders = (other for other in others if any(_lies_in(f, _PREFETCH) for f in other))
-        place = next(map(_place, loaders), place)
+        places = list(map(_place, loaders))  # of several, some may have nothing to do
+        busy = (found for found in places if not _lies_in(found, _PREFETCH))
+        place = next(busy, places[0] if places else place)
     return Doing("busy", _describe(place), None)
 
 

@@ -10,5 +10,8 @@ MODELS = {
     "alexnet": "paceline.models.alexnet:alexnet",
     "googlenet": "paceline.models.googlenet:googlenet",
     "vgg": "paceline.models.vgg:vgg",
+    "resnet50": "paceline.models.resnet:resnet50",
+    "language_lstm": "paceline.models.language_lstm:LanguageLSTM",
+    "transformer": "paceline.models.transformer:Transformer",
 }
 """Name of a model, and where the function that builds it stands."""

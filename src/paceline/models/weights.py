@@ -1,4 +1,4 @@
-"""Weights to begin with, for deep networks without normalisation."""
+"""Weights to begin with, for deep networks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def start_by_he(network: nn.Module) -> nn.Module:
     for part in network.modules():
         if isinstance(part, nn.Conv2d):
             nn.init.kaiming_normal_(part.weight, nonlinearity="relu")
-            nn.init.zeros_(part.bias)
         elif isinstance(part, nn.Linear):
             nn.init.normal_(part.weight, std=_DENSE_STD)
+        if isinstance(part, nn.Conv2d | nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
     return network

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from paceline.observe.history import EpochRecord
 
 MISSING = "-"
+WORTH_TELLING = 0.05
+"""Of an epoch's time: who waits longer for data wants to know."""
 
 
 def format_loss(loss: float | None) -> str:
@@ -74,5 +76,10 @@ class Course:
             parts.append(f"val loss {format_loss(record.val_loss)}")
         if record.val_accuracy is not None:
             parts.append(f"val accuracy {format_percent(record.val_accuracy)}")
+        for name, value in record.metrics.items():
+            parts.append(f"{name.replace('_', ' ')} {format_loss(value)}")
         parts += [f"{format_count(record.samples_per_s)} samples/s", f"{record.seconds:.1f} s"]
+        waiting = record.time.shares()["data"]
+        if waiting >= WORTH_TELLING:
+            parts.append(f"{format_percent(waiting, decimals=0)} waiting for data")
         return "  ".join(parts)

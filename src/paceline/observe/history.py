@@ -65,6 +65,8 @@ class EpochRecord:
     learning_rate: float | None
     samples_per_s: float
     time: TimeSplit = field(default_factory=TimeSplit)
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Further figures of the validation, by names as val_auc."""
 
 
 class History(list[EpochRecord]):
@@ -107,6 +109,8 @@ def _numbered(content: Any, path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _read_record(item: dict[str, Any], where: str) -> EpochRecord:
+    if isinstance(item, dict) and {f.name for f in fields(EpochRecord)} - set(item) == {"metrics"}:
+        item = {**item, "metrics": {}}  # older files have none
     _check_names(item, EpochRecord, where)
     _check_names(item["time"], TimeSplit, f"{where}, time")
     time = TimeSplit(**{name: _measured(value) for name, value in item["time"].items()})

@@ -16,6 +16,7 @@ from paceline.frameworks import (
     load_file,
     loaded_frameworks,
     make_replica,
+    prepare_backends,
     seed_generators,
     set_threads,
 )
@@ -32,6 +33,7 @@ def build_replica(config: RunConfig, world: World) -> Replica:
     with that seed.
     """
     model = config.model
+    prepare_backends(config.threads or fair_threads(world))
     if isinstance(model, str):
         model = _find_model(model)
     seed_generators(config.seed)
@@ -41,13 +43,19 @@ def build_replica(config: RunConfig, world: World) -> Replica:
         set_threads(config.threads)
     else:
         limit_threads(fair_threads(world))
-    if isinstance(model, Replica):
-        _check_unread(model, config)
+    _check_unread(model, config)
     optimizer = config.optimizer
     named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
-    replica = make_replica(model, config.loss, named)
+    options = {name: getattr(config, name) for name in _OPTIONS}
+    given = {key: value for key, value in options.items() if value != _usual(key)}
+    loss, named = _leave_compiled(model, config, config.loss, named)
+    replica = make_replica(model, loss, named, **given)
     if world.rank:
-        seed_generators(config.seed + 1_000_003 * world.rank)
+        key = config.seed + 1_000_003 * world.rank
+        seed_generators(key)
+        reseed = getattr(replica, "reseed", None)  # of seeds that are part of the model
+        if reseed is not None:
+            reseed(key)
     return replica
 
 
@@ -72,10 +80,34 @@ def _call(function: Any, seed: int) -> Any:
     return function()
 
 
-def _check_unread(replica: Replica, config: RunConfig) -> None:
+_OPTIONS = ("weights", "compile", "precision")
+"""Settings that only some frameworks have."""
+
+
+def _usual(name: str) -> Any:
+    return RunConfig.model_fields[name].default
+
+
+def _leave_compiled(model: Any, config: RunConfig, loss: Any, optimizer: Any) -> tuple[Any, Any]:
+    """None for what a compiled Keras model has of its own, where the settings say nothing else."""
+    if isinstance(loss, dict | list) and not hasattr(model, "stateless_call"):
+        raise ConfigError("loss has several parts, which is for Keras models of several outputs")
+    if getattr(model, "compiled", False) is not True:
+        return loss, optimizer
+    said, usual = config.describe(), RunConfig().describe()
+    return (
+        None if said["loss"] == usual["loss"] else loss,
+        None if said["optimizer"] == usual["optimizer"] else optimizer,
+    )
+
+
+def _check_unread(model: Any, config: RunConfig) -> None:
+    """Refuse settings of what the model has of its own."""
+    everything = ("optimizer", "loss") if isinstance(model, Replica) else ()
+    brought = getattr(model, "brings", everything)
     said, usual = config.describe(), RunConfig().describe()  # a run's own config.yaml says all
-    unread = [name for name in ("optimizer", "loss") if said[name] != usual[name]]
+    unread = [name for name in brought if said[name] != usual[name]]
     if unread:
         raise ConfigError(
-            f"the model is a {type(replica).__name__}, which has its own {' and '.join(unread)}"
+            f"the model is a {type(model).__name__}, which has its own {' and '.join(unread)}"
         )

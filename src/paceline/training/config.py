@@ -19,6 +19,8 @@ from pydantic import (
     field_validator,
 )
 
+from paceline.data.cache import read_bytes
+from paceline.data.keys import FORMS, read_keys
 from paceline.errors import ConfigError
 from paceline.functions import describe_failure
 from paceline.rules import Rule, make_rule
@@ -39,7 +41,8 @@ class DataConfig(Section):
     """What is trained on."""
 
     train: Any = None
-    """digits, mnist, a .npz or .npy file, file.py:function; in Python also the data itself."""
+    """digits, mnist, a file, a list or folder of files, file.py:function; in Python also the data
+    itself."""
     validation: Any = None
     """The same; for digits and mnist their test images unless said otherwise."""
     batch_size: int = Field(64, ge=1)
@@ -48,11 +51,35 @@ class DataConfig(Section):
     """Samples per rank and validation step."""
     shuffle: bool = True
     prefetch: int | None = Field(None, ge=0)
-    """Batches made ready in the background; by default 2, and 0 for arrays in memory."""
+    """Batches made ready in the background; by default 2 per loader, and 0 for arrays in memory."""
+    loaders: int = Field(1, ge=1)
+    """Threads per rank that make them ready."""
+    cache_dir: str | None = None
+    """A folder on every node, into which the files are copied once, to be read from there."""
+    cache_limit: int | str | None = None
+    """How much is copied at most, as "10GB"; by default half of what is free there."""
     dir: str | None = None
     """Where the full MNIST lies."""
-    keys: tuple[str, str] | None = None
-    """The names of inputs and targets in a .npz file; by default x and y."""
+    keys: Any = None
+    """The names of inputs and targets in files: a pair, each a name, a list or a mapping."""
+    shuffle_buffer: int | None = Field(None, ge=1)
+    """Samples that are shuffled at a time, of files that are read in blocks; by default 64 MB."""
+
+    @field_validator("keys", mode="after")
+    @classmethod
+    def check_keys(cls, value: Any) -> Any:
+        try:
+            read_keys(value)
+        except ConfigError as error:
+            raise ValueError(FORMS) from error
+        return value
+
+    @field_validator("cache_limit", mode="after")
+    @classmethod
+    def read_limit(cls, value: int | str | None) -> int | str | None:
+        if value is not None:
+            read_bytes(value)
+        return value
 
 
 class OptimizerConfig(BaseModel):
@@ -80,11 +107,18 @@ class RunConfig(Section):
     model: Any = "mnist"
     """A name in `paceline.models`, file.py:function, package.module:function; in Python also a
     module or a function."""
+    weights: str | None = None
+    """Torch: a state_dict in a .safetensors or .pt file, which the model begins with."""
+    compile: bool = False
+    """Torch: whether the model goes through torch.compile."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Torch: what the model computes in; its parameters stay float32."""
     data: DataConfig = DataConfig()
     rule: Rule = Field(default_factory=lambda: make_rule("bsp"))
     optimizer: OptimizerConfig | Callable[..., Any] = OptimizerConfig()
     schedule: Annotated[Schedule, Field(discriminator="name")] = Constant()
-    loss: str | Callable[..., Any] = "cross_entropy"
+    loss: Any = "cross_entropy"
+    """A name or a function; for a Keras model of several outputs also one for each of them."""
     epochs: int = Field(5, ge=1)
     seed: int = Field(1, ge=0, lt=2**62)
     accumulate: int = Field(1, ge=1)
@@ -123,6 +157,18 @@ class RunConfig(Section):
     def read_progress(cls, value: Any) -> Any:
         return "off" if value is False else value  # YAML reads off as false
 
+    @field_validator("loss", mode="after")
+    @classmethod
+    def check_loss(cls, value: Any) -> Any:
+        if not isinstance(value, str | dict | list) and not callable(value):
+            raise ValueError("a valid string, a function, or one for each output of a Keras model")
+        return value
+
+    @field_validator("optimizer", mode="before")
+    @classmethod
+    def read_optimizer(cls, value: Any) -> Any:
+        return _hand_out(value) if hasattr(value, "stateless_apply") else value
+
     @field_validator("checkpoint_every", "max_time", mode="after")
     @classmethod
     def read_period(cls, value: int | str | None, info: ValidationInfo) -> int | str | None:
@@ -146,11 +192,22 @@ class RunConfig(Section):
         apart = {"rule", "model", "data", "optimizer", "loss", "run_dir", "resume"}
         plain = self.model_dump(exclude=apart)
         data = {key: _plain(getattr(self.data, key)) for key in DataConfig.model_fields}
+        data["keys"] = _plain_names(self.data.keys)
         optimizer = self.optimizer
         named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
         rule = {"name": self.rule.name, **vars(self.rule)}
         top = {"model": _plain(self.model), "data": data, "rule": rule}
         return top | {"optimizer": _plain(named), "loss": _plain(self.loss)} | plain
+
+
+def _hand_out(optimizer: Any) -> Callable[..., Any]:
+    """A Keras optimizer as a function of the variables, as other frameworks want theirs."""
+
+    def hand_out(variables: Any) -> Any:
+        return optimizer
+
+    hand_out.__qualname__ = type(optimizer).__qualname__
+    return hand_out
 
 
 def read_config(*levels: Mapping[str, Any]) -> RunConfig:
@@ -320,6 +377,13 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list) and len(value) <= 16 and not _holds_data(value):
         return [_plain(item) for item in value]
     return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
+
+
+def _plain_names(keys: Any) -> Any:
+    """Names, and lists and mappings of names, as they were given."""
+    if isinstance(keys, Mapping):
+        return {name: _plain_names(item) for name, item in keys.items()}
+    return [_plain_names(item) for item in keys] if isinstance(keys, tuple | list) else keys
 
 
 def _holds_data(value: Any) -> bool:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.comm import World
 from paceline.data import Stream, as_source, mnist, open_data
+from paceline.data.cache import NodeCache, read_bytes
+from paceline.data.cached_specs import copy_files
+from paceline.data.files import reads_keys
 from paceline.data.fingerprint import describe_arrays, sum_samples
+from paceline.data.images import ImageFolder
+from paceline.data.prefetch import check_loading
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.functions import describe_failure
 from paceline.training.config import DataConfig, RunConfig
@@ -17,7 +25,22 @@ from paceline.training.once import once
 BUILT_IN = ("digits", "mnist")
 
 
-def open_datasets(config: RunConfig, world: World) -> tuple[Any, Any]:
+@contextmanager
+def data_cache(config: RunConfig, world: World) -> Iterator[NodeCache | None]:
+    """This node's copies of the data files, if the run is to have some; they go when it ends."""
+    data = config.data
+    if data.cache_dir is None:
+        yield None
+        return
+    token = once(world, lambda: secrets.token_hex(8))
+    limit = None if data.cache_limit is None else read_bytes(data.cache_limit)
+    with closing(NodeCache(Path(data.cache_dir), token, limit)) as cache:
+        yield cache
+
+
+def open_datasets(
+    config: RunConfig, world: World, cache: NodeCache | None = None
+) -> tuple[Any, Any]:
     """Training and validation source; the second is None if there is nothing to validate on."""
     data = config.data
     train = data.train
@@ -29,13 +52,17 @@ def open_datasets(config: RunConfig, world: World) -> tuple[Any, Any]:
     _check_used(config, (train, validation))
     if "mnist" in [spec for spec in (train, validation) if isinstance(spec, str)]:
         once(world, lambda: _provide_mnist(data.dir))
-    opened = _open_everywhere(world, lambda: _open(config, train, "train"), "training")
+    opened = _open_everywhere(world, lambda: _open(config, train, "train", cache), "training")
     _check_schedule(config, opened)
+    _check_buffer(config, opened)
+    _check_loaders(config, opened)
     if validation is None:
         return opened, None
-    return opened, _open_everywhere(
-        world, lambda: _open(config, validation, "validation"), "validation"
+    checked = _open_everywhere(
+        world, lambda: _open(config, validation, "validation", cache), "validation"
     )
+    _check_classes(opened, checked)
+    return opened, checked
 
 
 def _default_data(config: RunConfig) -> str:
@@ -58,8 +85,12 @@ def _check_used(config: RunConfig, specs: tuple[Any, Any]) -> None:
     texts = [spec for spec in specs if isinstance(spec, str)]
     if config.data.dir is not None and "mnist" not in texts:
         raise ConfigError(f"data.dir is read for mnist only, and the data is {texts or 'yours'}")
-    if config.data.keys is not None and not any(text.endswith(".npz") for text in texts):
-        raise ConfigError("data.keys is read for .npz files only, and there is none")
+    if config.data.keys is not None and not any(map(reads_keys, texts)):
+        raise ConfigError(
+            "data.keys is read for files of named arrays only (.h5, .npz, .parquet, .csv, lists of "
+            "them), and there is none"
+        )
+    _check_cache(config, texts)
     if specs[1] is None:
         _check_without_validation(config)
 
@@ -85,6 +116,57 @@ def _check_schedule(config: RunConfig, train: Any) -> None:
             "schedule.warmup counts epochs, and the length of a stream is not known in its first; "
             "set warmup to 0, or give data with a length"
         )
+
+
+def _check_buffer(config: RunConfig, train: Any) -> None:
+    buffer = config.data.shuffle_buffer
+    if buffer is None:
+        return
+    if not config.data.shuffle:
+        raise ConfigError(f"data.shuffle_buffer is {buffer}, and data.shuffle is off")
+    if not getattr(train, "in_blocks", False):
+        raise ConfigError(
+            f"data.shuffle_buffer is {buffer}, and {train.name} is not read in blocks: all of it "
+            "is shuffled; leave it out"
+        )
+
+
+def _check_classes(train: Any, validation: Any) -> None:
+    """Classes are numbered by the folders that there are; the numbers must mean the same."""
+    ours, theirs = (getattr(source, "dataset", None) for source in (train, validation))
+    if not isinstance(ours, ImageFolder) or not isinstance(theirs, ImageFolder):
+        return
+    if ours.classes != theirs.classes:
+        differ = sorted(set(ours.classes) ^ set(theirs.classes))
+        raise DataError(
+            f"{train.name} and {validation.name} differ in their folders, which are the classes: "
+            f"{', '.join(differ[:10])}; make an empty folder where one is missing"
+        )
+
+
+def _check_loaders(config: RunConfig, train: Any) -> None:
+    loaders, prefetch = config.data.loaders, config.data.prefetch
+    if loaders == 1:
+        return
+    if isinstance(train, Stream):
+        raise ConfigError(
+            f"data.loaders is {loaders}, and a stream is read by one thread; set it to 1, or give "
+            "data with a length"
+        )
+    if prefetch is not None:
+        check_loading(prefetch, loaders)
+
+
+def _check_cache(config: RunConfig, texts: list[str]) -> None:
+    data = config.data
+    if data.cache_dir is None and data.cache_limit is not None:
+        raise ConfigError("data.cache_limit is read with data.cache_dir only, and there is none")
+    if data.cache_dir is not None and not any(map(_names_files, texts)):
+        raise ConfigError(f"data.cache_dir is for files, and the data is {texts or 'yours'}")
+
+
+def _names_files(spec: str) -> bool:
+    return spec not in BUILT_IN and ":" not in spec
 
 
 class _Facts(NamedTuple):
@@ -148,8 +230,18 @@ def _provide_mnist(data_dir: str | None) -> None:
         mnist.fetch()
 
 
-def _open(config: RunConfig, spec: Any, part: str) -> Any:
+def _open(config: RunConfig, spec: Any, part: str, cache: NodeCache | None) -> Any:
     if not isinstance(spec, str):
         return as_source(spec)
-    keys = config.data.keys if spec.endswith(".npz") else None
-    return open_data(spec, part=part, data_dir=config.data.dir, keys=keys)
+    if cache is not None and _names_files(spec):
+        source = _open(config, copy_files(spec, cache), part, None)
+        source.name = spec  # messages are about the user's files, not about the copies
+        return source
+    data = config.data
+    return open_data(
+        spec,
+        part=part,
+        data_dir=data.dir,
+        keys=data.keys if reads_keys(spec) else None,
+        shuffle_buffer=data.shuffle_buffer if part == "train" else None,
+    )

@@ -21,6 +21,7 @@ from paceline.training.plain_model import (
     PlainArray,
     PlainModel,
     check_suffix,
+    copy_file,
     item_bytes,
     read_model,
 )
@@ -40,6 +41,8 @@ class Exported(NamedTuple):
     def describe(self) -> str:
         """For the user: one line."""
         arrays = len(self.model.arrays)
+        if not arrays:
+            return f"wrote {self.path}, a copy of {self.origin}"
         return (
             f"wrote {self.path} from {self.origin}: {self.model.values:,} values in {arrays} "
             f"array{'s' * (arrays != 1)}"
@@ -62,7 +65,11 @@ def export_model(
     saved = [run_dir / f"model{suffix}" for suffix in READERS]
     finished = next((file for file in saved if file.is_file()), None)
     if checkpoint is None and finished is not None:
-        origin, model = f"the finished model of {run_dir}", read_model(finished)
+        origin = f"the finished model of {run_dir}"
+        if finished.suffix == path.suffix == ".keras":  # its classes may not be at hand
+            copy_file(finished, path)
+            return Exported(path, origin, PlainModel({}))
+        model = read_model(finished)
     else:
         origin, model = _read_checkpoint(run_dir, checkpoint or NEWEST, report)
     model.write(path)
@@ -129,8 +136,7 @@ def rebuild(resumed: Resumed) -> PlainModel:
         "buffers": _mean_buffers(resumed.everybody(lambda part: part["buffers"])),
         "constants": common["constants"],
     }
-    of_torch = "state" in common
-    rows = common["state"] if of_torch else [["parameters", *row] for row in common["layout"]]
+    rows, framework, architecture = _read_state(common)
     arrays: dict[str, PlainArray] = {}
     aliases: dict[str, str] = {}
     kept: dict[tuple[str, int], str] = {}
@@ -146,7 +152,17 @@ def rebuild(resumed: Resumed) -> PlainModel:
                 aliases[name] = first
                 continue
         arrays[name] = _cut_out(vectors[vector], shape, dtype, offset)
-    return PlainModel(arrays, aliases, "pt" if of_torch else "np")
+    return PlainModel(arrays, aliases, framework, architecture)
+
+
+def _read_state(common: Tree) -> tuple[list[Any], str, str | None]:
+    """Where each array lies, which framework it is of, and the architecture, if that is known."""
+    state = common.get("state")
+    if state is None:
+        return [["parameters", *row] for row in common["layout"]], "np", None
+    if isinstance(state, dict):
+        return state["rows"], state["framework"], state["architecture"]
+    return state, "pt", None
 
 
 def _parameters(resumed: Resumed) -> Vector:

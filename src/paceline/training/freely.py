@@ -12,7 +12,7 @@ from paceline.observe import TimeSplit
 from paceline.training.callbacks import Logs
 from paceline.training.centre import News
 from paceline.training.exchange import FreeExchange, show_centre
-from paceline.training.run import ASKED, Run
+from paceline.training.run import ASKED, Run, further_figures
 from paceline.training.start import average_buffers
 
 
@@ -158,6 +158,7 @@ class FreeRun(Run):
             elif logs:  # the run was stopped at the end of an epoch
                 last = self.history[-1]
                 last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
+                last.metrics = further_figures(logs)
                 self.save_history()
         self.history[:] = self.world.tell(list(self.history))
 

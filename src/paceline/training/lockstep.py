@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from paceline.observe import EpochRecord
-from paceline.training.exchange import Meeting
+from paceline.training.exchange import Meeting, show_centre
 from paceline.training.once import once
-from paceline.training.run import ASKED, Run, mean_over_ranks
+from paceline.training.run import ASKED, Run, further_figures, mean_over_ranks
 from paceline.training.start import average_buffers
 
 
@@ -35,6 +35,7 @@ class LockstepRun(Run):
             if quit and not self._is_done():
                 self.leave(self.world)
         self._validate_last()
+        show_centre(self.replica, self.exchange)  # callbacks may put other weights there at the end
         self.end(self.reason)
         return self.reason
 
@@ -76,6 +77,7 @@ class LockstepRun(Run):
             return
         logs = self.validate(self.world)
         last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
+        last.metrics = further_figures(logs)
         once(self.world, self.save_history)
 
     def _validation_is_due(self) -> bool:

@@ -285,6 +285,7 @@ class Batches:
         seed: int = 1,
         shuffle: bool = True,
         prefetch: int | None = None,
+        loaders: int = 1,
         to: Callable[[Any], Any] | None = None,
         world: World | None = None,
     ) -> None:
@@ -294,7 +295,7 @@ class Batches:
         """The epoch that the next iteration gives."""
         self._source, self._world = as_source(data), world
         self._batch_size, self._to = batch_size, to
-        self._order = {"seed": seed, "shuffle": shuffle, "prefetch": prefetch}
+        self._order = {"seed": seed, "shuffle": shuffle, "prefetch": prefetch, "loaders": loaders}
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
@@ -335,6 +336,6 @@ def shard(data: Any, batch_size: int, **options: Any) -> Batches:
 
     `data` is arrays, a torch Dataset, a generator function, ... Each iteration over the result is a
     new epoch, shuffled by `seed` alike on all ranks. `to` is applied to each array (for example
-    torch.from_numpy). Options: seed, shuffle, prefetch, to, world.
+    torch.from_numpy). Options: seed, shuffle, prefetch, loaders, to, world.
     """
     return Batches(data, batch_size, **options)

@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -65,7 +66,9 @@ class PlainModel:
     arrays: Mapping[str, PlainArray]
     aliases: Mapping[str, str] = field(default_factory=dict)
     framework: str = "np"
-    """As safetensors files name it: pt or np."""
+    """As safetensors files name it: pt, np; or keras."""
+    architecture: str | None = None
+    """In Keras' JSON, where it is known."""
 
     @property
     def values(self) -> int:
@@ -74,23 +77,36 @@ class PlainModel:
 
     def write(self, path: Path) -> None:
         """Write it in the format that the name's suffix tells, whole or not at all."""
-        writer = WRITERS[path.suffix]
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with temporary.open("wb") as file:
-                writer(self, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_folder(path.parent)
-        except OSError as error:
-            raise OutputError(
-                f"{path} cannot be written: {error.strerror or error}. Choose a place that you can "
-                "write to, with room for the model."
-            ) from error
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
+        _write_whole(path, lambda file: WRITERS[path.suffix](self, file))
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """The same file in another place, whole or not at all."""
+
+    def copy(file: BinaryIO) -> None:
+        with source.open("rb") as original:
+            shutil.copyfileobj(original, file, CHUNK_BYTES)
+
+    _write_whole(path, copy)
+
+
+def _write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}. Choose a place that you can "
+            "write to, with room for the model."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def item_bytes(kind: str) -> int:
@@ -103,11 +119,6 @@ def item_bytes(kind: str) -> int:
 
 def check_suffix(path: Path) -> None:
     """Refuse a name that tells no format in which a model can be written."""
-    if path.suffix == ".keras":
-        raise ConfigError(
-            f"{path}: the format .keras comes with Keras models, which this version does not train "
-            f"yet; choose one of {', '.join(WRITERS)}"
-        )
     if path.suffix not in WRITERS:
         raise ConfigError(
             f"{path} has the suffix '{path.suffix}', expected one of {', '.join(WRITERS)}: it "
@@ -167,8 +178,40 @@ def _read_npz(path: Path) -> PlainModel:
         raise ValueError(f"it is not an .npz file: {error}") from error
 
 
+def _read_keras(path: Path) -> PlainModel:
+    from paceline.frameworks.keras_files import load_model
+
+    try:
+        model = load_model(path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. To export it: as .keras, or from a checkpoint (--checkpoint)"
+        ) from error
+    from paceline.frameworks.keras_export import describe_architecture, named_arrays
+
+    arrays = {name: PlainArray.of(values) for name, values in named_arrays(model).items()}
+    return PlainModel(arrays, {}, "keras", describe_architecture(model))
+
+
+def _write_keras(model: PlainModel, file: BinaryIO) -> None:
+    if model.framework != "keras":
+        raise ConfigError(
+            ".keras holds a Keras model with its layers, and this run's model is none of Keras; "
+            "choose .safetensors, .pt or .npz"
+        )
+    if model.architecture is None:
+        raise ConfigError(
+            "the model does not tell its architecture (it has no get_config), which .keras holds; "
+            "choose .safetensors or .npz"
+        )
+    from paceline.frameworks.keras_export import write_model
+
+    write_model(model.architecture, model.arrays, file)
+
+
 def _write_safetensors(model: PlainModel, file: BinaryIO) -> None:
-    header: dict[str, object] = {"__metadata__": {"format": model.framework, **model.aliases}}
+    form = "np" if model.framework == "keras" else model.framework
+    header: dict[str, object] = {"__metadata__": {"format": form, **model.aliases}}
     # As the format's own writer has it, the widest come first: then all are aligned.
     widest_first = sorted(model.arrays.items(), key=lambda item: -item_bytes(item[1].kind))
     begin = 0
@@ -218,17 +261,19 @@ def _write_pt(model: PlainModel, file: BinaryIO) -> None:
 
 
 def _refusal(name: str, kind: str, suffix: str) -> ConfigError:
-    others = " or ".join(other for other in WRITERS if other != suffix)
+    others = " or ".join(other for other in WRITERS if other not in (suffix, ".keras"))
     return ConfigError(f"'{name}' is {kind}, which {suffix} cannot hold; choose {others}")
 
 
 READERS: dict[str, Callable[[Path], PlainModel]] = {
     ".safetensors": _read_safetensors,
     ".npz": _read_npz,
+    ".keras": _read_keras,
 }
 WRITERS: dict[str, Callable[[PlainModel, BinaryIO], None]] = {
     ".safetensors": _write_safetensors,
     ".pt": _write_pt,
     ".npz": _write_npz,
+    ".keras": _write_keras,
 }
 """By the suffix that tells the format."""

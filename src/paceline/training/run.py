@@ -146,7 +146,9 @@ class Run(ABC):
             return {}
         size, target = self.config.data.validation_batch_size, self.config.stop.target
         with at_centre(self.replica, self.exchange):
-            logs = validate(world, self.replica, self.validation, size, self.worker.watch)
+            loaders = self.config.data.loaders
+            watch = self.worker.watch
+            logs = validate(world, self.replica, self.validation, size, watch, loaders)
         if logs["val_accuracy"] is None and "val_accuracy" in (target or ""):
             raise ConfigError(
                 f"stop.target is {target!r}, but this loss has no accuracy; use val_loss"
@@ -174,12 +176,13 @@ class Run(ABC):
             learning_rate=self.replica.learning_rate,
             samples_per_s=samples / seconds,
             time=time,
+            metrics=further_figures(logs),
         )
 
     def note(self, record: EpochRecord) -> Logs:
         """Keep an epoch's record and show it; its figures."""
         self.history.append(record)
-        figures: Logs = {name: getattr(record, name) for name in _FIGURES}
+        figures: Logs = {name: getattr(record, name) for name in _FIGURES} | record.metrics
         details: dict[str, Any] = {"epoch": record.epoch, **figures}
         self.events.write(
             "epoch",
@@ -204,6 +207,12 @@ class Run(ABC):
         if reason:
             self.progress.message(f"stopped after epoch {len(self.history)}: {reason}")
         self.call("on_train_end")
+
+
+def further_figures(logs: Logs) -> dict[str, float]:
+    """Those of a validation that only some models have."""
+    usual = ("val_loss", "val_accuracy")
+    return {name: value for name, value in logs.items() if name not in usual and value is not None}
 
 
 def mean_over_ranks(world: World, split: TimeSplit) -> TimeSplit:

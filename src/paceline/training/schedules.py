@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Constant(BaseModel):
@@ -35,17 +35,29 @@ class Constant(BaseModel):
 
 
 class Step(Constant):
-    """Multiply by `gamma` every `every` epochs.
+    """Multiply by `gamma` every `every` epochs, or after each of the epochs in `at`; both
+    count from the end of the warm-up.
 
     >>> Step(every=3, gamma=0.5).factor(6.0, 10)
     0.25
+    >>> Step(at=[2, 7], gamma=0.5).factor(6.0, 10)
+    0.5
     """
 
     name: Literal["step"] = "step"  # type: ignore[assignment]
     every: float = Field(10.0, gt=0)
+    at: tuple[float, ...] | None = None
     gamma: float = Field(0.1, gt=0, le=1)
 
+    @model_validator(mode="after")
+    def _check_one(self) -> Step:
+        if self.at is not None and self.every != type(self).model_fields["every"].default:
+            raise ValueError("every or at, not both")
+        return self
+
     def _shape(self, done: float, total: float) -> float:
+        if self.at is not None:
+            return float(self.gamma ** sum(done >= epoch for epoch in self.at))
         return float(self.gamma ** math.floor(done / self.every))
 
 

@@ -12,20 +12,20 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.data import Stream, batches_per_epoch
+from paceline.data.cache import NodeCache
 from paceline.errors import ConfigError, OutputError
 from paceline.frameworks import seed_generators
 from paceline.launch.watch import watched
 from paceline.launch.world import init, together
 from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
 from paceline.training.build import build_replica
-from paceline.training.callbacks import Callback
 from paceline.training.checkpoint.capture import take_up_replica, take_up_run
 from paceline.training.checkpoint.resumed import FOLDER, Resumed, find_resumed
 from paceline.training.checkpoint.saver import Saver
 from paceline.training.checkpoint.store import Store
 from paceline.training.clock import Clock
 from paceline.training.config import RunConfig, read_config
-from paceline.training.datasets import open_datasets
+from paceline.training.datasets import data_cache, open_datasets
 from paceline.training.exchange import (
     Exchange,
     Frame,
@@ -33,9 +33,9 @@ from paceline.training.exchange import (
     goes_freely,
     make_exchange,
     next_number,
-    show_centre,
 )
 from paceline.training.freely import FreeRun
+from paceline.training.keras_callbacks import adapt_callbacks
 from paceline.training.lockstep import LockstepRun
 from paceline.training.once import once
 from paceline.training.orders import Orders
@@ -64,7 +64,8 @@ class Trainer:
 
     Every keyword is a setting of the run, as in a YAML file (see RunConfig): `rule`, `optimizer`,
     `schedule`, `loss`, `epochs`, `seed`, `stop`, ... A `config` may be given instead of them.
-    Run the same script under `paceline run -n 4 -- script.py` for 4 ranks.
+    Run the same script under `paceline run -n 4 -- script.py` for 4 ranks. `callbacks` are ours
+    (paceline.Callback), or with a Keras model those of Keras, which run once, on rank 0.
     """
 
     def __init__(
@@ -73,7 +74,7 @@ class Trainer:
         train: Any = None,
         validation: Any = None,
         *,
-        callbacks: Sequence[Callback] = (),
+        callbacks: Sequence[Any] = (),
         config: RunConfig | None = None,
         world: World | None = None,
         **settings: Any,
@@ -84,7 +85,7 @@ class Trainer:
         if config is not None and (model is not None or given or settings):
             raise TypeError("Trainer takes a config or single settings, not both")
         self.config = config or read_config(*layers)
-        self.callbacks = list(callbacks)
+        self.callbacks = adapt_callbacks(callbacks)
         self._given_world = world
         self._worker: Worker | None = None
 
@@ -106,16 +107,20 @@ class Trainer:
         """
         self.world = self._given_world or init()
         self._orders = Orders(self.config.max_time)
-        with together(self.world), self._orders.heeded():
-            return self._fit()
+        with (
+            together(self.world),
+            self._orders.heeded(),
+            data_cache(self.config, self.world) as cache,
+        ):
+            return self._fit(cache)
 
-    def _fit(self) -> Result:
+    def _fit(self, cache: NodeCache | None) -> Result:
         config, world = self.config, self.world
         self.clock, self.history = Clock(), History()
         self.facts: dict[str, Any] = {}
         setup_logging(world.rank, world.size)
         seed_generators(config.seed)  # functions that make data may draw random numbers
-        train, validation = open_datasets(config, world)
+        train, validation = open_datasets(config, world, cache)
         if not isinstance(train, Stream):
             self.clock.samples_per_epoch = len(train)
         self.replica = build_replica(config, world)
@@ -144,7 +149,6 @@ class Trainer:
         except BaseException:
             exchange.abandon()
             raise
-        show_centre(self.replica, exchange)
         exchange.close()
         self.replica.release()
         seconds = time.perf_counter() - began
@@ -195,6 +199,7 @@ class Trainer:
             "seed": config.seed,
             "shuffle": config.data.shuffle,
             "samples_of_data": None if stream else len(train),
+            "order_of_data": getattr(train, "order_facts", None) if config.data.shuffle else None,
             "at_their_own_pace": goes_freely(config.rule, self.world),
         }
         if facts["at_their_own_pace"]:  # batches are numbered through the run

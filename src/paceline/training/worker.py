@@ -183,7 +183,8 @@ class Worker:
         """
         exchange = self.exchange
         assert isinstance(exchange, FreeExchange)
-        exchange.ahead = min(exchange.period, _LONGEST_LOT) + PREFETCH_DEPTH
+        exchange.ahead = min(exchange.period, _LONGEST_LOT)
+        exchange.ahead += PREFETCH_DEPTH * self.config.data.loaders
         batches = self._dealt(source, exchange) if exchange.works else iter(())
         began = self.watch.start()
         while exchange.has_work(self.watch):
@@ -210,6 +211,7 @@ class Worker:
             seed=self.config.seed,
             shuffle=data.shuffle,
             prefetch=data.prefetch,
+            loaders=data.loaders,
         )
 
     def _count(self, batch: Batch | None, meeting: Meeting | None) -> int:
@@ -264,6 +266,7 @@ class Worker:
             leg=place.leg,
             taken=place.taken,
             prefetch=data.prefetch,
+            loaders=data.loaders,
         )
         if isinstance(source, Stream):
             return _Feed(batches, None)

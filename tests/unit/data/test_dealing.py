@@ -150,11 +150,11 @@ def test_two_shares_make_an_epoch(samples, batch_size, cut):
 
 def test_the_order_of_an_epoch_is_drawn_once_while_two_are_in_use(monkeypatch):
     drawn = []
-    draw = dealing.epoch_order
+    draw = dealing.order_of
     monkeypatch.setattr(
         dealing,
-        "epoch_order",
-        lambda n, seed, epoch, s: drawn.append(epoch) or draw(n, seed, epoch, s),
+        "order_of",
+        lambda source, seed, epoch, s: drawn.append(epoch) or draw(source, seed, epoch, s),
     )
     tickets = granted((1, 2), (2, 4), (0, 1), (4, 5), (3, 4))
     found = places(dealt_batches(arrays(4), tickets, batch_size=2))

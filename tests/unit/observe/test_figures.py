@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.observe import TimeSplit
 from paceline.observe.figures import (
     Course,
     format_count,
@@ -13,6 +14,7 @@ from paceline.observe.figures import (
     format_loss,
     format_percent,
 )
+from paceline.observe.history import EpochRecord
 
 
 @pytest.mark.parametrize(
@@ -70,3 +72,13 @@ def test_any_state_can_be_described(samples, length, loss, samples_per_s):
     text = Course(10, length).describe(1, samples, loss, samples_per_s)
     assert text.startswith(f"{samples:,}")
     assert text.endswith(" left")
+
+
+@pytest.mark.parametrize(
+    ("data_s", "told"), [(3.0, "  30 % waiting for data"), (0.4, ""), (0.0, "")]
+)
+def test_an_epoch_that_waited_for_data_says_so(data_s, told):
+    time = TimeSplit(10 - data_s, 0, 0, data_s)
+    record = EpochRecord(1, 100, 10.0, 0.25, None, None, 0.1, 10.0, time)
+    line = Course(5, 100).describe_epoch(record)
+    assert line == f"epoch 1/5  train loss 0.2500  10 samples/s  10.0 s{told}"

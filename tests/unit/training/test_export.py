@@ -302,7 +302,6 @@ def make_folder(path):
 @pytest.mark.parametrize(
     ("name", "complaint"),
     [
-        ("model.keras", "comes with Keras models, which this version does not train yet"),
         ("model.onnx", r"suffix '\.onnx', expected one of \.safetensors, \.pt, \.npz"),
         ("model", "has the suffix '', expected one of"),
         ("folder.pt", "is a directory; give the name of a file"),
@@ -313,6 +312,13 @@ def test_names_that_do_not_do(tmp_path, name, complaint):
     (make_folder(tmp_path / "run") / "config.yaml").write_text("")
     with pytest.raises(ConfigError, match=complaint):
         export(tmp_path / "run", tmp_path / name)
+
+
+def test_a_torch_model_is_none_of_keras(tmp_path):
+    fit(tmp_path / "run", epochs=1)
+    with pytest.raises(ConfigError, match=r"this run's model is none of Keras; choose \.safetens"):
+        export(tmp_path / "run", tmp_path / "model.keras")
+    assert not list(tmp_path.glob("*model.keras*"))
 
 
 def test_what_is_not_a_run(tmp_path):

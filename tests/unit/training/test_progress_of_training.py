@@ -2,7 +2,9 @@
 
 import pytest
 
+from paceline.errors import ConfigError
 from paceline.training.clock import Clock
+from paceline.training.config import read_config
 from paceline.training.schedules import Constant, Cosine, Step
 from paceline.training.stopping import StopConfig, Stopping
 
@@ -46,6 +48,19 @@ def test_warm_up_rises_in_a_straight_line():
 def test_step_falls_every_so_many_epochs():
     schedule = Step(every=2, gamma=0.1)
     assert [schedule.factor(t, 6) for t in (0.0, 1.9, 2.0, 4.0)] == pytest.approx([1, 1, 0.1, 0.01])
+
+
+def test_step_falls_after_the_epochs_that_are_named():
+    schedule = Step(at=(1, 4), gamma=0.1)
+    factors = [schedule.factor(t, 6) for t in (0.9, 1.0, 3.9, 4.0, 6.0)]
+    assert factors == pytest.approx([1, 0.1, 0.1, 0.01, 0.01])
+
+
+def test_step_is_told_either_a_period_or_epochs():
+    with pytest.raises(ConfigError, match="every or at, not both"):
+        read_config({"schedule": {"name": "step", "every": 3, "at": [1]}})
+    again = read_config({"schedule": {"name": "step", "at": [1]}}).describe()
+    assert read_config(again).schedule.at == (1,)  # a run's own config.yaml
 
 
 def test_cosine_ends_at_its_floor_after_the_warm_up():

@@ -516,7 +516,7 @@ def test_early_stopping_needs_validation_data(tmp_path):
     ("settings", "message"),
     [
         ({"data": {"dir": "/tmp"}}, "data.dir is read for mnist only"),
-        ({"data": {"keys": ["a", "b"]}}, "data.keys is read for .npz files only"),
+        ({"data": {"keys": ["a", "b"]}}, "data.keys is read for files of named arrays only"),
     ],
 )
 def test_a_setting_that_nothing_reads_is_an_error(tmp_path, settings, message):

@@ -1,0 +1,152 @@
+"""Many files as one source: any samples of any of them, read in blocks, with bounded memory."""
+
+import logging
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from paceline.data.batch import Batch
+from paceline.data.blocks import BlockCache
+from paceline.data.keys import Keys
+from paceline.data.open_files import OpenFiles
+from paceline.data.readers import Column, OpenFile
+from paceline.data.shards import epoch_order, windowed_order
+from paceline.errors import DataError
+
+log = logging.getLogger(__name__)
+
+WINDOW_BYTES = 64_000_000
+"""How much is shuffled at a time, and kept in memory for it, unless the user says otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Samples that are read together: where they are in their file, and which it is."""
+
+    path: Path
+    first: int
+    last: int
+    kept: bool
+
+
+class JoinedSource:
+    """The samples of one file after those of the other; files may differ in length.
+
+    `buffer` is how many samples are shuffled at a time, of files that are best read in blocks; by
+    default as many as fit in WINDOW_BYTES. So much is kept in memory on every rank, too.
+    """
+
+    cheap = False
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        open_file: OpenFile,
+        *,
+        name: str,
+        keys: Keys | None = None,
+        buffer: int | None = None,
+    ) -> None:
+        self.name = name
+        self.columns: tuple[Column, ...] = ()
+        self._files = OpenFiles(open_file, keys)
+        self._blocks: list[_Block] = []
+        self.in_blocks = False
+        for path in paths:
+            self._add(path)
+        if not self._blocks:
+            raise DataError(f"{name} holds no samples; expected at least 1")
+        lengths = [block.last - block.first for block in self._blocks]
+        self._edges = np.concatenate([[0], np.cumsum(lengths)])
+        self.window = buffer or max(1, WINDOW_BYTES // self.sample_bytes)
+        most = min(len(self), self.window + max(lengths))  # a window ends with a whole block
+        self._cache = BlockCache((most + max(lengths)) * self.sample_bytes)
+
+    def __len__(self) -> int:
+        return int(self._edges[-1])
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample in memory."""
+        return max(1, sum(column.sample_bytes for column in self.columns))
+
+    @property
+    def order_facts(self) -> str | None:
+        """What the order of an epoch depends on beside the seed and the number of samples."""
+        if not self.in_blocks or self.window >= len(self):
+            return None
+        cut = zlib.crc32(np.ascontiguousarray(self._edges, np.int64).tobytes())
+        return f"windows of {self.window} samples in {len(self._blocks)} blocks ({cut:08x})"
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """The samples shuffled, but so that those of a block are asked for together."""
+        if self.order_facts is None:
+            return epoch_order(len(self), seed, epoch)
+        return windowed_order(self._edges, self.window, seed, epoch)
+
+    def take(self, indices: np.ndarray) -> Batch:
+        indices = np.ascontiguousarray(indices, dtype=np.int64)
+        taken = [np.empty((len(indices), *col.shape), col.dtype) for col in self.columns]
+        numbers = np.searchsorted(self._edges, indices, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            rows = indices[places] - self._edges[number]
+            for whole, part in zip(taken, self._read(number, rows), strict=True):
+                whole[places] = part
+        inputs, targets = self._arrange(taken)
+        return Batch(inputs, targets, len(indices), indices)
+
+    def _read(self, number: int, rows: np.ndarray) -> list[np.ndarray]:
+        """Samples of one block, by their places in it."""
+        block = self._blocks[number]
+        if block.kept:
+            whole = self._cache.get(
+                number, lambda: self._read_rows(block, np.arange(block.first, block.last))
+            )
+            return [array[rows] for array in whole]
+        return self._read_rows(block, rows + block.first)
+
+    def _read_rows(self, block: _Block, rows: np.ndarray) -> list[np.ndarray]:
+        with self._files.use(block.path) as reader:
+            arrays = reader.read(rows)
+            for array, column in zip(arrays, self.columns, strict=True):
+                if array.shape != (len(rows), *column.shape):
+                    raise DataError(
+                        f"{block.path} gave {column.name} of shape {array.shape}, expected "
+                        f"{(len(rows), *column.shape)}; write it again"
+                    )
+        return arrays
+
+    def _arrange(self, arrays: list[np.ndarray]) -> tuple[object, object]:
+        assert self._files.keys is not None, "known since the first file was opened"
+        return self._files.keys.arrange(arrays)
+
+    def _add(self, path: Path) -> None:
+        """Look what the file holds, without reading it."""
+        with self._files.use(path) as reader:
+            if not reader.samples:
+                log.warning("%s holds no samples; the others are used", path)
+                return
+            self._files.keys = reader.keys
+            self._check_like_others(path, reader.columns)
+            edges = reader.edges
+            kept = edges is not None
+            cuts = edges.tolist() if edges is not None else [0, reader.samples]
+        self.in_blocks |= kept
+        self._blocks += [
+            _Block(path, first, last, kept) for first, last in pairwise(cuts) if first < last
+        ]
+
+    def _check_like_others(self, path: Path, columns: tuple[Column, ...]) -> None:
+        if not self.columns:
+            self.columns, self._first = columns, path
+        if columns != self.columns:
+            ours, theirs = (", ".join(map(str, found)) for found in (columns, self.columns))
+            raise DataError(
+                f"{path} has {ours}, and {self._first} has {theirs}; all files of a data set must "
+                "have the same arrays, with samples of one shape and type"
+            )

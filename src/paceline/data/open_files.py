@@ -1,0 +1,99 @@
+"""Files of one data set, opened when they are read; only so many are open at a time."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from paceline.data.keys import Keys
+from paceline.data.npy import find_file
+from paceline.data.readers import OpenFile, Reader, blamed_on
+from paceline.data.watch import WatchedFile
+from paceline.errors import DataError
+
+MOST_OPEN = 32
+
+
+class _Opened:
+    def __init__(self, reader: Reader, files: list[WatchedFile]) -> None:
+        self.reader = reader
+        self.files = files
+        self.users = 0
+
+    def check(self) -> None:
+        for file in self.files:
+            file.check()
+
+
+class OpenFiles:
+    """Readers by path; those used longest ago are closed first.
+
+    A file that is opened again must be what it was. A process that was forked opens its own.
+    """
+
+    def __init__(self, open_file: OpenFile, keys: Keys | None, known: Any = None) -> None:
+        self.keys = keys
+        self._open_file = open_file
+        self._known: dict[Path, list[tuple[int, int]]] = known or {}
+        self._lock = Lock()
+        self._opened: OrderedDict[Path, _Opened] = OrderedDict()
+        self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return OpenFiles, (self._open_file, self.keys, self._known)
+
+    @contextmanager
+    def use(self, path: Path) -> Iterator[Reader]:
+        """The file's reader, which stays open meanwhile; what is wrong is told with the path."""
+        with blamed_on(path):
+            opened = self._enter(path)
+            try:
+                opened.check()
+                yield opened.reader
+                opened.check()
+            finally:
+                with self._lock:
+                    opened.users -= 1
+
+    def _enter(self, path: Path) -> _Opened:
+        with self._lock:
+            if self._process != os.getpid():
+                self._opened.clear()
+                self._process = os.getpid()
+            opened = self._opened.pop(path, None) or self._open(path)
+            self._opened[path] = opened
+            opened.users += 1
+            self._close_some()
+            return opened
+
+    def _open(self, path: Path) -> _Opened:
+        names = files_of(path)
+        if path not in self._known:
+            names = [find_file(str(name)) for name in names]
+        files = [WatchedFile(name) for name in names]
+        content = [file.content for file in files]
+        if self._known.setdefault(path, content) != content:
+            raise DataError(
+                f"{path} changed while it was trained on; start again, and write new data to "
+                "another file while a run reads this"
+            )
+        return _Opened(self._open_file(path, self.keys), files)
+
+    def _close_some(self) -> None:
+        idle = [path for path, opened in self._opened.items() if not opened.users]
+        for path in idle[: max(0, len(self._opened) - MOST_OPEN)]:
+            self._opened.pop(path).reader.close()
+
+
+def files_of(path: Path) -> list[Path]:
+    """A pair `x.npy,y.npy` is one path in a list, and two files.
+
+    >>> [str(file) for file in files_of(Path("a/x.npy,b/y.npy"))]
+    ['a/x.npy', 'b/y.npy']
+    """
+    if path.suffix != ".npy":
+        return [path]
+    return [Path(name.strip()) for name in str(path).split(",")]

@@ -1,0 +1,222 @@
+"""The files of a user's Data object as a source of samples."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from paceline.data import Batch, epoch_order, open_data
+from paceline.data.blocks import BlockCache
+from paceline.data.keys import Keys
+from paceline.data.shards import windowed_order
+from paceline.errors import ConfigError, DataError, PacelineError
+from paceline.functions import describe_failure
+from paceline.mpi_learn.data import Data, H5Data
+from paceline.nests import leaves, map_leaves
+
+KEPT_BYTES = 64_000_000
+"""What is shuffled at a time, and kept in memory for it."""
+
+_reading = Lock()
+"""Users' methods need not bear two threads: training is fed by one, validation by another."""
+
+
+def open_files(data: Data, files: Sequence[Any] | str, part: str) -> Any:
+    """What the Trainer reads samples from: HDF5 files directly, others through the Data object."""
+    if not _is_plain_hdf5(data):
+        if isinstance(files, str):
+            raise ConfigError(
+                f"the {part} files are {files!r}, expected a list of names: {type(data).__name__} "
+                "loads files, and only H5Data reads lists of them"
+            )
+        return DataSource(data, files, part)
+    assert isinstance(data, H5Data)
+    if isinstance(files, str):
+        return files
+    return _write_list(files) if data.caching_directory else data.open(files)
+
+
+def file_settings(data: Data, files: Sequence[Any] | str) -> dict[str, Any]:
+    """The settings that go with files which Paceline opens by name."""
+    cache = data.caching_directory
+    if not _is_plain_hdf5(data):
+        if cache:
+            raise ConfigError(
+                f"cache is {cache!r}: copies are made of files that H5Data reads, and "
+                f"{type(data).__name__} loads its own; leave it out, or copy them in load_data"
+            )
+        return {}
+    assert isinstance(data, H5Data)
+    keys = {"keys": data.keys} if cache or isinstance(files, str) else {}
+    return keys | ({"cache_dir": cache} if cache else {})
+
+
+def count_samples(data: Data, opened: Any) -> int:
+    """The samples of what `open_files` gave."""
+    if isinstance(opened, str):
+        assert isinstance(data, H5Data)
+        opened = open_data(opened, part="train", keys=data.keys)
+    return len(opened)
+
+
+def _is_plain_hdf5(data: Data) -> bool:
+    """Whether no method of the user's own would be passed over."""
+    kind = type(data)
+    if not isinstance(data, H5Data):
+        return False
+    return kind.load_data is H5Data.load_data and kind.generate_data is Data.generate_data
+
+
+def _write_list(names: Sequence[Any]) -> str:
+    """A list of these files, for the cache, which knows files by name."""
+    with NamedTemporaryFile("w", suffix=".list", prefix="paceline-", delete=False) as file:
+        file.writelines(f"{Path(name).absolute()}\n" for name in names)
+    atexit.register(Path(file.name).unlink, missing_ok=True)
+    return file.name
+
+
+class DataSource:
+    """Any samples of any file that the Data object can load; a file is what is read at a time.
+
+    Every file is loaded once at the start, to be counted. After that those used last are kept
+    in memory.
+    """
+
+    cheap = False
+
+    def __init__(self, data: Data, names: Sequence[Any], part: str) -> None:
+        self.name = f"{type(data).__name__} ({part}: {len(names)} files)"
+        self._data = data
+        self._names: list[Any] = list(names) or [None]
+        self._keys, lengths, largest = Keys(None), [], 1
+        self._columns: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        for name in self._names:
+            arrays = self._load(name)
+            lengths.append(len(arrays[0]) if arrays else 0)
+            largest = max(largest, sum(array.nbytes for array in arrays))
+        self._edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        if not len(self):
+            raise DataError(f"{self.name} holds no samples; expected at least 1")
+        sample_bytes = sum(int(np.prod(shape)) * kind.itemsize for shape, kind in self._columns)
+        self._window = max(1, KEPT_BYTES // max(1, sample_bytes))
+        self._cache = BlockCache(KEPT_BYTES + 2 * largest)
+
+    def __len__(self) -> int:
+        return int(self._edges[-1])
+
+    @property
+    def order_facts(self) -> str | None:
+        """What the order of an epoch depends on beside the seed and the number of samples."""
+        if self._window >= len(self):
+            return None
+        return f"windows of {self._window} samples, files {zlib.crc32(self._edges.tobytes()):08x}"
+
+    def order(self, seed: int, epoch: int) -> np.ndarray:
+        """The samples shuffled, but so that those of a file are asked for together."""
+        if self.order_facts is None:
+            return epoch_order(len(self), seed, epoch)
+        return windowed_order(self._edges, self._window, seed, epoch)
+
+    def take(self, indices: np.ndarray) -> Batch:
+        indices = np.ascontiguousarray(indices, dtype=np.int64)
+        taken = [np.empty((len(indices), *shape), kind) for shape, kind in self._columns]
+        numbers = np.searchsorted(self._edges, indices, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            places = np.flatnonzero(numbers == number)
+            rows = indices[places] - self._edges[number]
+            for whole, array in zip(taken, self._file(number), strict=True):
+                whole[places] = array[rows]
+        inputs, targets = self._keys.arrange(taken)
+        return Batch(inputs, targets, len(indices), indices)
+
+    def _file(self, number: int) -> list[np.ndarray]:
+        return self._cache.get(number, lambda: self._load_again(number))
+
+    def _load_again(self, number: int) -> list[np.ndarray]:
+        name, (first, last) = self._names[number], self._edges[number : number + 2].tolist()
+        arrays = self._load(name)
+        samples = len(arrays[0]) if arrays else 0
+        if samples != last - first:
+            raise DataError(
+                f"{_tell(name)} gave {samples} samples, and {last - first} when it was read first; "
+                "the same number is needed each time"
+            )
+        return arrays
+
+    def _load(self, name: Any) -> list[np.ndarray]:
+        """The arrays of a file, inputs first; they must be like those of the first file."""
+        with _reading:
+            try:
+                inputs, targets = _load_file(self._data, name)
+                arrays = [np.asarray(leaf) for part in (inputs, targets) for leaf in leaves(part)]
+            except PacelineError:
+                raise
+            except Exception as error:
+                raise DataError(
+                    f"{_tell(name)} cannot be loaded: {describe_failure(error)}"
+                ) from error
+        if not arrays:
+            return []
+        if not self._columns:
+            self._keys = Keys(map_leaves(lambda _: "", inputs), map_leaves(lambda _: "", targets))
+            self._columns = [(array.shape[1:], array.dtype) for array in arrays]
+        self._check(name, arrays)
+        return arrays
+
+    def _check(self, name: Any, arrays: list[np.ndarray]) -> None:
+        found = [(array.shape[1:], array.dtype) for array in arrays]
+        lengths = {len(array) for array in arrays}
+        if found != self._columns:
+            raise DataError(
+                f"{_tell(name)} gave samples of {_describe(found)}, and {_tell(self._names[0])} of "
+                f"{_describe(self._columns)}; all files must have the same arrays"
+            )
+        if len(lengths) > 1:
+            raise DataError(
+                f"{_tell(name)} gave arrays of {' and '.join(map(str, sorted(lengths)))} samples; "
+                "all must have as many"
+            )
+
+
+def _load_file(data: Data, name: Any) -> tuple[Any, Any]:
+    """(X, Y) of one file, from `load_data`, or from the user's own batches; lists of one array
+    are that array."""
+    if type(data).generate_data is Data.generate_data:
+        inputs, targets = data.load_data(name)
+        return _unwrap(inputs), _unwrap(targets)
+    alone = copy.copy(data)  # it has file names of its own
+    alone.set_file_names([] if name is None else [name])
+    batches = [(_unwrap(x), _unwrap(y)) for x, y in alone.generate_data()]
+    if not batches:
+        return (), ()
+    inputs, targets = (_join([batch[part] for batch in batches]) for part in (0, 1))
+    return inputs, targets
+
+
+def _unwrap(value: Any) -> Any:
+    """A list of one array is that array; a list of more is a tuple of inputs."""
+    if isinstance(value, list | tuple):
+        return _unwrap(value[0]) if len(value) == 1 else tuple(_unwrap(item) for item in value)
+    return value
+
+
+def _join(parts: list[Any]) -> Any:
+    if isinstance(parts[0], tuple):
+        return tuple(_join(list(column)) for column in zip(*parts, strict=True))
+    return np.concatenate(parts)
+
+
+def _tell(name: Any) -> str:
+    return "generate_data" if name is None else str(name)
+
+
+def _describe(columns: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
+    return ", ".join(f"{kind} {shape}" for shape, kind in columns)
