@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,15 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests behave alike on a laptop and inside a job."""
     for name in set(os.environ) - set(clean_environment()):
         monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """Who trains sets up logging, for the whole process."""
+    logger = logging.getLogger("paceline")
+    before = logger.handlers[:], logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.level, logger.propagate = before
 
 
 @pytest.fixture

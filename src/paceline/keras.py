@@ -33,7 +33,7 @@ from paceline.rules import EASGD, Downpour, Rule, make_rule
 from paceline.training.fit_pace import FitPace, Limits
 from paceline.training.once import once
 from paceline.training.start import start_equal as _start_equal
-from paceline.vectors import Vector
+from paceline.vectors import Vector, checksum
 
 prepare_backend()  # Keras looks for its backend when it is imported
 
@@ -101,6 +101,11 @@ class KeepPace(keras.callbacks.Callback):
                 f"the optimizer averages gradients (paceline.keras.averaged), and rule "
                 f"{self._rule.name} exchanges weights; leave one of them"
             )
+        elif getattr(model.optimizer, "use_ema", False) and world.size > 1:
+            raise ConfigError(
+                "the optimizer has use_ema=True, and each rank would end with a mean over weights "
+                f"of its own by rule {self._rule.name}; leave it out, or use rule bsp"
+            )
         self._undo += [self._listen_last(model.history), partial(_begin_shards, None)]
         self._epochs_begun = 0
         if self._callbacks and world.rank == 0:
@@ -148,9 +153,10 @@ class KeepPace(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._end_epoch()
         figures = logs if logs is not None else {}
-        numbers = {name: float(value) for name, value in figures.items()}
-        behind = {n: self._tested if n.startswith("val_") else self._trained for n in numbers}
-        figures.update(self._current().mean(numbers, behind))
+        arrays = {n: np.asarray(keras.ops.convert_to_numpy(v)) for n, v in figures.items()}
+        behind = {n: self._tested if n.startswith("val_") else self._trained for n in arrays}
+        means = self._current().mean(arrays, behind)
+        figures.update({n: m if m.ndim else float(m) for n, m in means.items()})
         self._lead("on_epoch_end", epoch, figures)
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -186,7 +192,14 @@ class KeepPace(keras.callbacks.Callback):
 
         def run() -> tuple[bool, float | None]:
             assert leading is not None, "only rank 0 leads"
+            before = checksum(self._loop.parameters())
             leading.call(event, *details)
+            changed = checksum(self._loop.parameters()) != before
+            if changed and event != "on_train_end" and world.size > 1:
+                raise TrainingError(
+                    f"a callback has changed the model's weights in {event}, on rank 0 alone; "
+                    "while it trains only the rule may do that. Load weights before fit"
+                )
             return leading.wishes()
 
         with self._current().watched():

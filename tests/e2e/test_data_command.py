@@ -57,7 +57,7 @@ def test_nothing_is_replaced_unless_asked_for(tmp_path, paceline):
     before = (tmp_path / "train_mnist.list").read_bytes()
     again = write("--files", "3")
     assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr.startswith("ConfigError: mnist_train_0.npz and 4 more exists already")
+    assert again.stderr.startswith("ConfigError: mnist_train_0.npz and 4 more exist already")
     assert (tmp_path / "train_mnist.list").read_bytes() == before
     assert write("--files", "3", "--force").returncode == 0
     assert len((tmp_path / "train_mnist.list").read_text().split()) == 3

@@ -3,6 +3,7 @@
 import json
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 pytestmark = pytest.mark.timeout(300)
@@ -32,6 +33,9 @@ def test_fit_keeps_pace(mpirun, tmp_path, backend):
     assert len(found["stop in a batch"]["logs"]["loss"]) == 1
     assert len(found["stop at an epoch's end"]["logs"]["loss"]) == 2
     check_leading(found["leading"])
+    assert found["all rejected"]["finite"], "a step that all ranks reject spoils no weights"
+    assert np.shape(found["classes"]["logs"]["f1"]) == (1, 3)
+    assert "changed the model's weights in on_epoch_end" in found["led weights"]["error"]
     assert found["own loop"]["went"] == pytest.approx([0.45, 0.45], rel=1e-5)  # 3 * 0.1 * 1.5
 
 

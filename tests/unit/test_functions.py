@@ -71,7 +71,7 @@ def test_a_text_of_another_form_is_refused_and_imports_nothing(tmp_path, spec):
     assert sys.path == path
 
 
-@pytest.mark.parametrize("spec", ["trap", "trap.py", "trap://host/data", "trap.csv"])
+@pytest.mark.parametrize("spec", ["trap", "trap.py", "trap://host/data", "trap.xyz"])
 def test_data_and_models_of_that_name_import_nothing(tmp_path, spec):
     write(tmp_path / "trap.py", "raise SystemError('imported')\n")
     with pytest.raises(PacelineError, match=r"names no (data|function)"):

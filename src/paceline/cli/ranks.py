@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.errors import LaunchError
 from paceline.launch.allocation import read_allocation
 from paceline.launch.command import Job, Mpirun, Placement
-from paceline.launch.cores import available_cores
+from paceline.launch.cores import THREAD_VARIABLES, available_cores
 from paceline.launch.environment import Environment, detect
 from paceline.launch.foreground import Ended
 from paceline.launch.gpus import deal_gpus
@@ -79,7 +79,7 @@ def start_or_join(
     """
     environment = detect()
     if args.threads:  # what was asked for wins over what the shell has set
-        os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(args.threads))
+        os.environ |= dict.fromkeys(THREAD_VARIABLES, str(args.threads))
     if environment.launched:
         _check_launched(environment, args)
         settle_in()

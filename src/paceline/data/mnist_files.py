@@ -103,9 +103,9 @@ def _refuse_to_replace(folder: Path, named: dict[str, list[Path]], force: bool) 
     ours = [path for paths in named.values() for path in paths]
     there = [p for p in (*ours, *(list_of(folder, part) for part in PARTS)) if p.exists()]
     if there and not force:
-        more = f" and {len(there) - 1} more" if len(there) > 1 else ""
+        more = f" and {len(there) - 1} more exist" if len(there) > 1 else " exists"
         raise ConfigError(
-            f"{there[0]}{more} exists already; choose another folder, or replace with --force"
+            f"{there[0]}{more} already; choose another folder, or replace with --force"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ _WRITE_A_FUNCTION = (
     "file.py:function"
 )
 
+_NOTHING_TO_LOAD = r"\s*Skipping variable loading for optimizer .* has [12] variables"
+"""Keras warns on every rank of a model that was compiled and not yet trained: of its optimizer only
+the step and the rate are in the file."""
+
 
 def load_model(path: Path) -> Any:
     """The model in a .keras file. Nothing in it is run: Keras' safe mode refuses Python code."""
@@ -27,7 +32,8 @@ def load_model(path: Path) -> Any:
     if not zipfile.is_zipfile(path):
         raise ConfigError(f"{path} is not a .keras file: it is no zip archive. Save the model anew")
     try:
-        with without_tensorflow():
+        with without_tensorflow(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", _NOTHING_TO_LOAD)
             return keras.saving.load_model(path, safe_mode=True)
     except (TypeError, ValueError, KeyError, OSError, AttributeError, ImportError) as error:
         raise _refusal(str(path), error) from error

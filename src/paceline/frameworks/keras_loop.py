@@ -169,8 +169,12 @@ class KerasLoop(KerasVectors):
             ours[at] = gradient
         self.keep_gradients(ours)
         average(samples)
-        held = self.held_gradients()
-        return [held[at] for at in order]
+        held, zeros = self.held_gradients(), self._gradient_views
+        # Gradients that all ranks have rejected are zeros; a compiled step must have some.
+        return [
+            zeros[at] if held[at] is None and gradient is not None else held[at]
+            for at, gradient in zip(order, gradients, strict=True)
+        ]
 
     def apply(self) -> None:
         """A step that `fit` did not take, with the gradients held."""

@@ -99,7 +99,10 @@ def count_correct(loss: Any, outputs: Any, targets: Any) -> dict[str, float]:
 
 def check_labels(loss: Any, outputs: Any, targets: Any, batch: BatchLike) -> None:
     """Refuse a class that the model has no output for: some backends take it without a word."""
-    if is_nest(outputs) or not isinstance(targets, np.ndarray) or not _is_sparse(loss):
+    if is_nest(outputs) or not isinstance(targets, np.ndarray):
+        return
+    _check_shape(loss, outputs, targets)
+    if not _is_sparse(loss):
         return
     classes = int(outputs.shape[-1])
     outside = (targets < 0) | (targets >= classes)
@@ -112,6 +115,32 @@ def check_labels(loss: Any, outputs: Any, targets: Any, batch: BatchLike) -> Non
         f"label {targets[row].tolist()} of sample {sample} is out of range: the model has "
         f"{classes} outputs, so labels go from 0 to {classes - 1}"
     )
+
+
+def _check_shape(loss: Any, outputs: Any, targets: Any) -> None:
+    """Targets of classes are one-hot or numbers, as Keras' loss wants them."""
+    name, classes = _name_of(loss), int(outputs.shape[-1])
+    same_axes = targets.ndim == len(outputs.shape)
+    if not (isinstance(loss, str) or isinstance(loss, keras.losses.Loss)) or classes < 2:
+        return
+    if name == "categorical_crossentropy":
+        fits = same_axes and targets.shape[-1] == classes
+        wanted = f"{classes} columns, one-hot; for numbers of classes it is sparse_{name}"
+    elif name == "sparse_categorical_crossentropy":
+        fits = targets.ndim == len(outputs.shape) - 1 or (same_axes and targets.shape[-1] == 1)
+        wanted = f"a class from 0 to {classes - 1}, or one-hot as many columns as the model outputs"
+    else:
+        return
+    if not fits:
+        raise DataError(
+            f"targets of shape {targets.shape[1:]} do not go with the model's outputs of shape "
+            f"{tuple(outputs.shape[1:])}: the loss {name} wants {wanted}. Give the model's last "
+            "layer as many units as there are classes, or set data.keys or loss"
+        )
+
+
+def _name_of(loss: Any) -> str:
+    return str(loss if isinstance(loss, str) else getattr(loss, "name", ""))
 
 
 def _resolve(spec: Any, output: Any, target: Any, end: Any) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paceline.errors import LaunchError
+from paceline.launch.cores import THREAD_VARIABLES
 from paceline.launch.hosts import Host
 
 KEEPALIVE_S = 5
@@ -69,8 +70,7 @@ def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str
             f"{job.ranks} ranks x {job.threads} threads were asked for; both must be at least 1."
         )
     options, defaults = _DIALECTS[mpirun.kind](job, mpirun, machine)
-    threads = str(job.threads)
-    defaults |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    defaults |= dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     extra = {name: value for name, value in defaults.items() if name not in machine.environ}
     extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1"}
     # A rank's stdout is a pty under Open MPI in any case, so isatty() there tells nothing. On

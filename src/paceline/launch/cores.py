@@ -8,6 +8,10 @@ from pathlib import Path
 _ROOT = Path("/")
 
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
+"""What tells libraries how many threads they may use: OpenMP, MKL, TensorFlow, XLA (JAX)."""
+
+
 def available_cores(root: Path = _ROOT, cpus: Iterable[int] | None = None) -> int:
     """Count the physical cores that this process may use, at least 1.
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.launch.command import Job, Machine, Mpirun, render_command
-from paceline.launch.cores import available_cores, numa_nodes
+from paceline.launch.cores import THREAD_VARIABLES, available_cores, numa_nodes
 from paceline.launch.environment import JOB_FOLDER
 from paceline.launch.foreground import Ended, Leader, run_job
 from paceline.launch.undertaker import KEEPER, remove_segments, undertaker
@@ -107,7 +107,7 @@ def write_agent(job: Job, folder: Path, mpirun: Mpirun) -> Job:
 
 def start_alone(job: Job, restart: int = 0) -> Ended:
     """Run a job of one rank as a child process, without MPI, so that it can be started again."""
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
+    threads = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     leader = Leader(f"rank 0 ({socket.gethostname()})", "alone")
     with _job_folder() as folder:
         place = {**threads, JOB_FOLDER: str(folder)}

@@ -17,6 +17,7 @@ from paceline.launch.stalls import State
 
 _PACELINE = str(Path(__file__).parent.parent) + os.sep
 _COMM, _TRAINING = _PACELINE + "comm" + os.sep, _PACELINE + "training" + os.sep
+_TORCH_BACKEND = _PACELINE + "torch_backend" + os.sep
 _PREFETCH = _PACELINE + str(Path("data", "prefetch.py"))
 _DEEPEST = 1000
 _is_frame = partial(is_not, None)
@@ -76,7 +77,7 @@ def _place(stack: list[FrameType]) -> FrameType:
 
 def _is_telling(file: str) -> bool:
     if file.startswith(_PACELINE):
-        return not file.startswith(_COMM)
+        return not file.startswith((_COMM, _TORCH_BACKEND))
     return not file.startswith((*_LIBRARIES, "<frozen "))
 
 

@@ -123,22 +123,28 @@ class FitPace:
                     "that stops the training belongs into KeepPace(callbacks=[...])"
                 )
 
-    def mean(self, logs: Mapping[str, float], samples: Mapping[str, float]) -> dict[str, float]:
-        """Each figure averaged over the ranks, weighted by the samples behind it."""
+    def mean(self, logs: Mapping[str, Any], samples: Mapping[str, float]) -> dict[str, Vector]:
+        """Each figure, a number or an array of them, averaged over the ranks, weighted by the
+        samples behind it."""
         names = sorted(logs)
         with self.watched():
-            known = self.world.share(names)
+            known = self.world.share([(name, np.shape(logs[name])) for name in names])
             if any(other != known[0] for other in known):
                 raise TrainingError(
                     f"the ranks have different figures at the end of the epoch: {known}; compile "
                     "the model alike on all ranks, and validate on all of them or on none"
                 )
-            weights = np.array([samples[name] for name in names])
-            sums = np.concatenate([weights * [float(logs[name]) for name in names], weights])
+            figures = [np.asarray(logs[name], float) for name in names]
+            sizes = np.array([figure.size for figure in figures], int)
+            weights = np.repeat([samples[name] for name in names], sizes)
+            flat = np.concatenate([np.empty(0), *(figure.ravel() for figure in figures)])
+            sums = np.concatenate([weights * flat, weights])
             self.world.all_reduce(sums)
         totals, counted = np.split(sums, 2)
         means = totals / np.where(counted, counted, 1.0)
-        return dict(zip(names, means.tolist(), strict=True))
+        pieces = np.split(means, np.cumsum(sizes))[:-1]
+        shaped = zip(names, figures, pieces, strict=True)
+        return {name: piece.reshape(figure.shape) for name, figure, piece in shaped}
 
     def take_over(self) -> None:
         """Every rank's model becomes rank 0's."""

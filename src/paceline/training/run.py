@@ -20,7 +20,7 @@ from paceline.training.checkpoint.saver import Opened, Saver
 from paceline.training.exchange import Exchange, FreeExchange, at_centre
 from paceline.training.once import once
 from paceline.training.orders import REQUEUE
-from paceline.training.stopping import Stopping
+from paceline.training.stopping import Stopping, parse_target
 from paceline.training.validation import validate
 from paceline.training.worker import StepHook, Worker
 from paceline.vectors import checksum
@@ -149,9 +149,12 @@ class Run(ABC):
             loaders = self.config.data.loaders
             watch = self.worker.watch
             logs = validate(world, self.replica, self.validation, size, watch, loaders)
-        if logs["val_accuracy"] is None and "val_accuracy" in (target or ""):
+        metric = parse_target(target)[0] if target is not None else ""
+        if metric.startswith("val_") and logs.get(metric) is None:
+            there = ", ".join(name for name, value in logs.items() if value is not None)
             raise ConfigError(
-                f"stop.target is {target!r}, but this loss has no accuracy; use val_loss"
+                f"stop.target is {target!r}, but this model and loss have no {metric}; use one of: "
+                f"{there}"
             )
         self.call("on_validation_end", logs)
         return logs

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 METRICS = ("train_loss", "val_loss", "val_accuracy")
+"""Those that every run may have."""
 _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -47,13 +48,13 @@ def parse_target(text: str) -> tuple[str, str, float]:
     """
     match = re.fullmatch(r"\s*(\w+)\s*(>=|<=|>|<)\s*([-+.\deE]+)\s*", text)
     try:
-        if match and match[1] in METRICS:
+        if match and (match[1] in METRICS or match[1].startswith("val_")):
             return match[1], match[2], float(match[3])
     except ValueError:
         pass
     raise ValueError(
         f"stop.target is {text!r}, expected METRIC>=NUMBER or METRIC<=NUMBER "
-        f"with a metric of: {', '.join(METRICS)}"
+        f"with a metric of: {', '.join(METRICS)}, or val_ with a metric of a Keras model"
     )
 
 

@@ -4,6 +4,7 @@ Each function checks one thing in its own process; the numbers in them are by ha
 """
 
 import logging
+import warnings
 from pathlib import Path
 
 import keras
@@ -291,6 +292,13 @@ def files_are_safe(folder):
     batch = data(20)
     assert again.evaluate(batch)["loss"] == pytest.approx(replica.evaluate(batch)["loss"], rel=1e-6)
     assert again.describe_optimizer() == replica.describe_optimizer()
+    fresh = plain()
+    fresh.compile("adam", "sparse_categorical_crossentropy")
+    with without_tensorflow():
+        fresh.save(folder / "fresh.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of an optimizer that has not yet anything to load
+        load_file(folder / "fresh.keras")
     architecture = folder / "arch.json"
     architecture.write_text(describe_architecture(replica.model))
     assert load_file(architecture).count_params() == replica.model.count_params()
@@ -348,6 +356,15 @@ def wrong_things_are_named(folder):
         replica.gradients(wrong)
     with pytest.raises(DataError, match="no targets"):
         replica.gradients(Batch(wrong.inputs, None, 12))
+    five = Batch(wrong.inputs, np.eye(5, dtype=np.float32)[wrong.targets], 12)
+    for loss, batch, why in (
+        ("cross_entropy", five, r"targets of shape \(5,\).* outputs of shape \(3,\)"),
+        (keras.losses.CategoricalCrossentropy(), five, "3 columns"),
+        (keras.losses.CategoricalCrossentropy(), data(), "sparse_categorical_crossentropy"),
+        (keras.losses.SparseCategoricalCrossentropy(), five, "a class from 0 to 2"),
+    ):
+        with pytest.raises(DataError, match=why):
+            make_replica(plain(), loss, SGD).gradients(batch)
 
 
 EVERYWHERE = (

@@ -15,6 +15,7 @@ import numpy as np
 
 from paceline import init, keep_pace
 from paceline.comm import SoloWorld
+from paceline.errors import TrainingError
 from paceline.frameworks import seed_generators
 from paceline.keras import KeepPace, averaged, shard, start_equal
 
@@ -98,6 +99,36 @@ class Cases:
         data = {"x": self.x[:samples], "y": self.y[:samples], "batch_size": BATCH}
         keep = KeepPace(rule)
         return self.outcome(model, model.fit(**data, epochs=2, verbose=0, callbacks=[keep]).history)
+
+    def all_rejected(self, model):
+        """The second batch of both ranks is not finite: nobody has a gradient for that step."""
+        x = self.x[: 4 * BATCH].copy()
+        x[BATCH : 2 * BATCH] = np.nan
+        data = {"x": x, "y": self.y[: len(x)], "batch_size": BATCH, "shuffle": False}
+        model.fit(**data, verbose=0, callbacks=[KeepPace("bsp")])
+        return self.outcome(model, {}, finite=bool(np.isfinite(weights_of(model)).all()))
+
+    def classes(self):
+        """A metric that is a figure for each class, of other samples on each rank."""
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
+        score = keras.metrics.F1Score(threshold=0.5, name="f1")
+        model.compile("sgd", "mse", metrics=[score], jit_compile=False)
+        own = self.x[self.world.rank :: 2]
+        data = {"x": own, "y": (own[:, :3] > 0).astype("float32")}
+        logs = model.fit(**data, verbose=0, callbacks=[KeepPace("average")]).history
+        return self.outcome(model, {"f1": np.asarray(logs["f1"]).tolist()})
+
+    def led_weights(self):
+        """A callback that runs on rank 0 alone changes weights while the training goes on."""
+        model = self.anew()
+        change = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: model.set_weights(self.first)
+        )
+        try:
+            logs = self.fit(model, [KeepPace("average", callbacks=[change])])
+        except TrainingError as error:
+            return self.outcome(self.anew(), {}, error=str(error))
+        return self.outcome(model, logs, error="")
 
     def stop(self, model, rule, callback):
         """Only rank 1 has a callback that stops the training."""
@@ -184,7 +215,10 @@ def main(folder):
     early = keras.callbacks.EarlyStopping("loss", patience=1, min_delta=1e9)
     found["stop at an epoch's end"] = cases.stop(cases.anew(), "average", early)
     found["leading"] = cases.leading()
+    found["all rejected"] = cases.all_rejected(cases.alone)
+    found["classes"] = cases.classes()
     found["own loop"] = cases.own_loop()
+    found["led weights"] = cases.led_weights()
     if world.rank == 0:
         print("OUTCOME", json.dumps(found))
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextvars import copy_context
 
 import numpy as np
 import pytest
@@ -53,5 +54,9 @@ def test_so_many_loaders_are_at_work(tmp_path, rule, loaders):
 @pytest.mark.parametrize("loaders", [1, 3])
 def test_shards_have_loaders_too(loaders):
     data = Counted(24)
-    assert sum(len(targets) for _, targets in shard(data, 1, loaders=loaders)) == 24
+
+    def count():
+        return sum(len(targets) for _, targets in shard(data, 1, loaders=loaders))
+
+    assert copy_context().run(count) == 24  # what was served is remembered
     assert data.most == loaders

@@ -91,4 +91,4 @@ def test_a_buffer_that_nothing_reads_is_refused(files):
     np.save(files / "x.npy", np.zeros((8, 1)))
     (files / "train.list").write_text("x.npy\n")
     with pytest.raises(ConfigError, match=r"train\.list is not read in blocks: all of it is"):
-        go_on(files, 2, BSP())
+        go_on(files, 2, BSP(), keys=None)

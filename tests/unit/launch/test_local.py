@@ -32,6 +32,8 @@ def test_ranks_on_one_numa_node_are_not_bound():
         "OMPI_MCA_btl_tcp_links": "4",
         "OMP_NUM_THREADS": "2",
         "MKL_NUM_THREADS": "2",
+        "TF_NUM_INTRAOP_THREADS": "2",
+        "NPROC": "2",
         "PACELINE_RANKS": "2",
         "PACELINE_LAUNCHER": "1",
         "PACELINE_TTY": "0",

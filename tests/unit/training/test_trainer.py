@@ -610,7 +610,7 @@ def test_settings_of_a_validation_that_does_not_happen_are_errors(tmp_path, sett
 
 def test_a_target_that_no_validation_can_reach_is_an_error(tmp_path):
     values = data()[0], data()[0][:, :4]
-    with pytest.raises(ConfigError, match="this loss has no accuracy"):
+    with pytest.raises(ConfigError, match="have no val_accuracy; use one of: val_loss"):
         fit(tmp_path, train=values, validation=values, loss="mse",
             stop={"target": "val_accuracy>=0.9"})  # fmt: skip
 

@@ -1,0 +1,80 @@
+"""torch.distributed over MPI, with the PyTorch that pip installs.
+
+Importing this registers the backend "mpi4py" and the rendezvous "mpi4py://":
+
+    import paceline.torch_backend
+    torch.distributed.init_process_group("mpi4py")
+
+needs no address, port, rank or world size, under mpirun, srun or `paceline run`, or alone. It
+starts MPI when the first group is made, not before.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from paceline.errors import LaunchError
+from paceline.torch_backend.group import MPIGroup
+from paceline.torch_backend.joined import drive, is_joined, join
+from paceline.torch_backend.rendezvous import meet
+from paceline.torch_backend.work import GroupError
+
+__all__ = ["BACKEND", "GroupError", "MPIGroup", "monitored_barrier"]
+
+BACKEND = "mpi4py"
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None,
+    timeout: timedelta | None = None,
+    wait_all_ranks: bool = False,
+) -> None:
+    """torch.distributed.monitored_barrier, which torch itself allows for gloo alone."""
+    chosen = group or dist.group.WORLD
+    if isinstance(chosen, MPIGroup):
+        chosen.monitored_barrier(timeout, wait_all_ranks)
+    else:
+        dist.monitored_barrier(group, timeout, wait_all_ranks)
+
+
+def _make_group(options: Any, _: Any = None) -> MPIGroup:
+    ranks = list(options.global_ranks_in_group)
+    if ranks and not is_joined() and len(ranks) < dist.get_world_size():
+        raise LaunchError(
+            "a group of some ranks cannot be the first that uses MPI. Make the first group with "
+            "init_process_group('mpi4py') or with init_method='mpi4py://'"
+        )
+    joined = join()
+    world = joined.world
+    if not ranks and (options.group_rank, options.group_size) != (world.rank, world.size):
+        raise LaunchError(
+            f"this is rank {options.group_rank} of {options.group_size} by RANK and WORLD_SIZE, "
+            f"and rank {world.rank} of {world.size} in MPI. Start with `paceline run` or mpirun, "
+            "and leave rank and world_size out of init_process_group"
+        )
+    lines = joined.open_lines(ranks or range(world.size), str(options.group_id))
+    seconds = options.timeout.total_seconds()
+    return MPIGroup(lines, drive(), str(options.group_id), seconds)
+
+
+def _meet_by_environment(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """env://, the default: by MPI where nobody has named an address, which torch would refuse."""
+    if os.environ.get("MASTER_ADDR"):
+        plain: Iterator[tuple[dist.Store, int, int]] = _plain_environment(url, **settings)
+        return plain
+    return meet(url, **settings)
+
+
+if BACKEND not in dist.Backend.backend_list:
+    dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu"])
+    dist.register_rendezvous_handler(BACKEND, meet)
+# Named like a function of torch.distributed, which hides it.
+_handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
+_plain_environment = _handlers["env"]
+_handlers["env"] = _meet_by_environment

@@ -1,0 +1,387 @@
+"""The process group: what torch.distributed calls, on the lines of MPI."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.comm import ANY_RANK
+from paceline.comm.line import Steps
+from paceline.comm.lines import Lines
+from paceline.comm.progress import Operation, Progress, Queue
+from paceline.torch_backend import collectives
+from paceline.torch_backend.reductions import Reduction, reduction_of
+from paceline.torch_backend.tensors import check, describe
+from paceline.torch_backend.work import Callbacks, GroupError, JoinedWork, MPIWork
+
+_FAREWELL_S = 5.0
+"""How long what is under way may take when a group is destroyed."""
+
+
+class MPIGroup(dist.ProcessGroup):
+    """Ranks that exchange tensors by MPI; torch makes it for the backend "mpi4py"."""
+
+    def __init__(self, lines: Lines, progress: Progress, name: str, timeout_s: float) -> None:
+        self._rank, self._size = lines.together.rank, lines.together.size
+        super().__init__(self._rank, self._size)
+        self._all_lines, self._progress = lines, progress
+        self._name, self._description = name, "undefined"
+        self._timeout_s = timeout_s
+        self._queue, self._echo_queue = Queue(), Queue()
+        self._callbacks, self._echo_callbacks = Callbacks(), Callbacks()
+        self._collectives, self._messages = itertools.count(1), itertools.count(1)
+        self._number = 0
+        self._roll_calls = itertools.count()
+        self._joined: list[MPIWork] | None = None
+        self._closed = False
+
+    # Collectives, by the names that torch calls them by.
+
+    def broadcast(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+        tensors = _list(tensors)
+        return self._collect(
+            "broadcast", tensors, opts, collectives.broadcast(self._lines, tensors, _root(opts))
+        )
+
+    def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+        tensors = _list(tensors)
+        how = self._reduction(opts, tensors, "all_reduce")
+        steps = collectives.all_reduce(self._lines, tensors, how)
+        return self._collect("all_reduce", tensors, opts, steps)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
+        hows = [self._reduction(opts, [tensor], "all_reduce") for tensor in tensors]
+        steps = [
+            collectives.all_reduce(self._lines, [tensor], how)
+            for tensor, how in zip(tensors, hows, strict=True)
+        ]
+        return self._collect("all_reduce_coalesced", tensors, opts, _in_turn(steps))
+
+    def reduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+        tensors = _list(tensors)
+        how = self._reduction(opts, tensors, "reduce")
+        steps = collectives.reduce(self._lines, tensors, how, _root(opts))
+        return self._collect("reduce", tensors, opts, steps)
+
+    def allgather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+        lists = [outputs] if isinstance(outputs[0], Tensor) else outputs
+        return self._gather_all(lists, _list(tensors), opts)
+
+    def _gather_all(self, lists: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> MPIWork:
+        for some, tensor in zip(lists, tensors, strict=True):
+            self._expect(len(some), "all_gather", "output tensors")
+            self._expect_room(some[self._rank], tensor, "all_gather")
+        steps = [
+            collectives.all_gather(self._lines, some, tensor)
+            for some, tensor in zip(lists, tensors, strict=True)
+        ]
+        every = [*tensors, *(output for some in lists for output in some)]
+        return self._collect("all_gather", every, opts, _in_turn(steps))
+
+    def allgather_coalesced(
+        self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None
+    ) -> MPIWork:
+        # torch has a list per rank here, with that rank's tensors.
+        by_tensor = outputs
+        if len(outputs) == self._size and all(len(some) == len(tensors) for some in outputs):
+            by_tensor = [list(some) for some in zip(*outputs, strict=True)]
+        return self._gather_all(by_tensor, tensors, opts)
+
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
+        self._expect_times(output, tensor, "all_gather_single")
+        steps = collectives.all_gather_single(self._lines, output, tensor)
+        return self._collect("all_gather_single", [output, tensor], opts, steps)
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+    ) -> MPIWork:
+        pairs = list(zip(outputs, tensors, strict=True))
+        for output, tensor in pairs:
+            self._expect_times(output, tensor, "all_gather_single")
+        steps = [collectives.all_gather_single(self._lines, *pair) for pair in pairs]
+        return self._collect("all_gather_single_coalesced", tensors, opts, _in_turn(steps))
+
+    def gather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+        (tensor,), root = _list(tensors), _root(opts)
+        room = list(outputs[0]) if outputs and not isinstance(outputs[0], Tensor) else list(outputs)
+        if self._rank == root:
+            self._expect(len(room), "gather", "output tensors on its root")
+        steps = collectives.gather(self._lines, room, tensor, root)
+        return self._collect("gather", [tensor, *room], opts, steps)
+
+    def scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+        (output,), root = _list(outputs), _root(opts)
+        pieces = list(tensors[0]) if tensors and not isinstance(tensors[0], Tensor) else tensors
+        if self._rank == root:
+            self._expect(len(pieces), "scatter", "tensors on its root")
+        steps = collectives.scatter(self._lines, output, list(pieces), root)
+        return self._collect("scatter", [output, *pieces], opts, steps)
+
+    def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+        outputs = _list(outputs)
+        lists = [tensors] if isinstance(tensors[0], Tensor) else tensors
+        for some in lists:
+            self._expect(len(some), "reduce_scatter", "tensors")
+        how = self._reduction(opts, outputs, "reduce_scatter")
+        steps = [
+            collectives.reduce_scatter(self._lines, output, some, how)
+            for output, some in zip(outputs, lists, strict=True)
+        ]
+        return self._collect("reduce_scatter", outputs, opts, _in_turn(steps))
+
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+    ) -> MPIWork:
+        steps = []
+        for output, tensor in zip(outputs, tensors, strict=True):
+            self._expect_times(tensor, output, "reduce_scatter_single")
+            how = self._reduction(opts, [output], "reduce_scatter_single")
+            pieces = tensor.reshape(self._size, -1).unbind()
+            steps.append(collectives.reduce_scatter(self._lines, output, list(pieces), how))
+        return self._collect("reduce_scatter_single", outputs, opts, _in_turn(steps))
+
+    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
+        self._expect(len(outputs), "all_to_all", "output tensors")
+        self._expect(len(tensors), "all_to_all", "tensors")
+        steps = collectives.all_to_all(self._lines, outputs, tensors)
+        return self._collect("all_to_all", [*outputs, *tensors], opts, steps)
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        tensor: Tensor,
+        output_sizes: Sequence[int] | None = None,
+        sizes: Sequence[int] | None = None,
+        opts: Any = None,
+    ) -> MPIWork:
+        output_sizes, sizes = list(output_sizes or ()), list(sizes or ())
+        self._check_split(output, output_sizes)
+        self._check_split(tensor, sizes)
+        steps = collectives.all_to_all_single(self._lines, output, tensor, output_sizes, sizes)
+        return self._collect("all_to_all_single", [output, tensor], opts, steps)
+
+    def barrier(self, opts: Any = None, **_: Any) -> MPIWork:
+        return self._collect("barrier", [], opts, collectives.barrier(self._lines))
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier that fails after the timeout, on rank 0 with the names of the missing ranks.
+
+        All missing ranks are named, with `wait_all_ranks` or without.
+        """
+        seconds = timeout.total_seconds() if timeout else self._timeout_s
+        steps = collectives.monitored_barrier(self._lines, next(self._roll_calls), seconds)
+        work = self._collect("monitored_barrier", [], None, steps, seconds + 10)
+        work.wait()
+        problem = work.problem()
+        if problem:
+            raise self._explain("monitored_barrier", self._number, [], problem)
+
+    # Names of before torch 2.13.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    alltoall_base = all_to_all_single
+
+    # Messages.
+
+    def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> MPIWork:
+        steps = collectives.send(self._all_lines, tensors, to, tag)
+        return self._message(f"send to rank {to}, tag {tag}", tensors, steps, [])
+
+    def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> MPIWork:
+        sources: list[int] = []
+        steps = collectives.receive(self._all_lines, tensors, source, tag, sources)
+        name = f"recv from rank {source}, tag {tag}"
+        return self._message(name, tensors, steps, sources, cancels=True)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MPIWork:
+        sources: list[int] = []
+        steps = collectives.receive(self._all_lines, tensors, ANY_RANK, tag, sources)
+        name = f"recv from any rank, tag {tag}"
+        return self._message(name, tensors, steps, sources, cancels=True)
+
+    # What torch asks about a group.
+
+    def getBackendName(self) -> str:
+        return "mpi4py"
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupDesc(self) -> str:
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:
+        self._description = description
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout_s = timeout.total_seconds()
+
+    _set_default_timeout = set_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Every rank counts from 1; nothing is to be agreed on."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._number
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        self._joined = []
+
+    def _end_coalescing(self, device: Any = None) -> JoinedWork:
+        works, self._joined = self._joined or [], None
+        return JoinedWork(works)
+
+    def shutdown(self) -> None:
+        """Let what is under way end, and give the lines back."""
+        if self._closed:
+            return
+        self._closed = True
+        queues = (self._queue, self._echo_queue)
+        for operation in [operation for queue in queues for operation in [*queue.waiting]]:
+            self._progress.wait(operation, _FAREWELL_S)
+        if not any(queue.broken or queue.waiting for queue in queues):
+            self._all_lines.close()
+
+    def abort(self) -> None:
+        """Run nothing more."""
+        for queue in (self._queue, self._echo_queue):
+            queue.broken = queue.broken or GroupError("the group was aborted")
+
+    # How operations are started.
+
+    @property
+    def _lines(self) -> Lines:
+        """The lines for what is started here: by a callback, or by the program."""
+        echo = self._all_lines.echo if self._callbacks.run_here() else None
+        return echo or self._all_lines
+
+    def _collect(
+        self,
+        name: str,
+        tensors: Sequence[Tensor],
+        opts: Any,
+        steps: Steps[Any],
+        timeout_s: float | None = None,
+    ) -> MPIWork:
+        self._check(tensors, name)
+        self._number = next(self._collectives)
+        echoes = self._callbacks.run_here()
+        operation = Operation(
+            steps,
+            timeout_s or self._seconds(opts),
+            partial(self._explain, name, self._number, tensors),
+            self._echo_queue if echoes else self._queue,
+        )
+        callbacks = self._echo_callbacks if echoes else self._callbacks
+        work = MPIWork(operation, self._progress, callbacks, [])
+        if getattr(opts, "asyncOp", True) or self._joined is not None:
+            self._progress.submit(operation)
+        else:
+            self._progress.run(operation)
+        if self._joined is not None:
+            self._joined.append(work)
+        return work
+
+    def _message(
+        self,
+        name: str,
+        tensors: list[Tensor],
+        steps: Steps[Any],
+        sources: list[int],
+        cancels: bool = False,
+    ) -> MPIWork:
+        self._check(tensors, name)
+        explain = partial(self._explain, name, next(self._messages), tensors)
+        operation = Operation(steps, self._timeout_s, explain, cancels=cancels)
+        self._progress.submit(operation)
+        work = MPIWork(operation, self._progress, Callbacks(), sources)
+        if self._joined is not None:
+            self._joined.append(work)
+        return work
+
+    def _check(self, tensors: Sequence[Tensor], name: str) -> None:
+        if self._closed:
+            raise GroupError(f"{name}: the group {self._name!r} was destroyed")
+        check(tensors, name)
+
+    def _explain(self, name: str, number: int, tensors: Sequence[Tensor], told: str) -> GroupError:
+        what = f" of {describe(list(tensors))}" if tensors else ""
+        place = f"rank {self._rank} of {self._size} in group {self._name!r}"
+        return GroupError(f"{place}, {name}{what}, number {number}: {told}")
+
+    def _seconds(self, opts: Any) -> float:
+        """The time-out of one call, or else of the group."""
+        timeout: timedelta | None = getattr(opts, "timeout", None)
+        seconds = timeout.total_seconds() if timeout is not None else 0.0
+        return seconds if seconds > 0 else self._timeout_s
+
+    def _reduction(self, opts: Any, tensors: list[Tensor], name: str) -> Reduction:
+        types = {tensor.dtype for tensor in tensors}
+        if len(types) != 1:
+            raise GroupError(f"{name}: its tensors have {len(types)} types; there must be one")
+        op = _op(opts)
+        return reduction_of(getattr(op, "op", op), types.pop(), name)
+
+    def _expect(self, count: int, name: str, what: str) -> None:
+        if count != self._size:
+            raise GroupError(f"{name}: {count} {what} for {self._size} ranks; one each is needed")
+
+    def _expect_room(self, room: Tensor, tensor: Tensor, name: str) -> None:
+        if room.numel() != tensor.numel() or room.dtype != tensor.dtype:
+            raise GroupError(f"{name}: {describe([tensor])} does not fit in {describe([room])}")
+
+    def _expect_times(self, large: Tensor, small: Tensor, name: str) -> None:
+        if large.numel() != small.numel() * self._size or large.dtype != small.dtype:
+            raise GroupError(
+                f"{name}: {describe([large])} is not {self._size} times {describe([small])}"
+            )
+
+    def _check_split(self, tensor: Tensor, sizes: Sequence[int]) -> None:
+        rows = tensor.shape[0] if tensor.dim() else 1
+        if sizes and (len(sizes) != self._size or sum(sizes) != rows):
+            raise GroupError(
+                f"all_to_all_single: {list(sizes)} does not divide {rows} rows among "
+                f"{self._size} ranks"
+            )
+        if not sizes and rows % self._size:
+            raise GroupError(
+                f"all_to_all_single: {rows} rows are not divisible by {self._size} ranks; "
+                "name the sizes of the splits"
+            )
+
+
+def _in_turn(works: list[Steps[list[Tensor]]]) -> Steps[list[Tensor]]:
+    results: list[Tensor] = []
+    for steps in works:
+        results += yield from steps
+    return results
+
+
+def _list(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
+
+
+def _root(opts: Any) -> int:
+    return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", 0))
+
+
+def _op(opts: Any) -> Any:
+    if opts is None:
+        return dist.ReduceOp.SUM
+    return getattr(opts, "reduceOp", opts)

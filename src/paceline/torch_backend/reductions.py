@@ -1,0 +1,111 @@
+"""How numbers of all ranks become one: torch's operations and types, in those that MPI knows.
+
+Half precision is added up in float32 and rounded once, at the end: MPI does not know bfloat16, and
+sums that are rounded at every addition lose more. Truth values are bits: their sum is "any".
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from paceline.comm import Buffer
+from paceline.comm.line import How
+from paceline.errors import WorldError
+from paceline.torch_backend.tensors import name_of, plain, write
+
+_BITS: dict[Any, How] = {
+    ReduceOp.RedOpType.BAND: "and",
+    ReduceOp.RedOpType.BOR: "or",
+    ReduceOp.RedOpType.BXOR: "xor",
+}
+_HOW: dict[Any, How] = {
+    ReduceOp.RedOpType.SUM: "sum",
+    ReduceOp.RedOpType.AVG: "sum",
+    ReduceOp.RedOpType.PRODUCT: "product",
+    ReduceOp.RedOpType.MIN: "min",
+    ReduceOp.RedOpType.MAX: "max",
+    **_BITS,
+}
+_OF_TRUTH: dict[How, How] = {"sum": "or", "product": "and", "min": "and", "max": "or"}
+_NARROW_BYTES = 2
+"""Floating-point numbers of so few bytes are added up as float32."""
+
+
+class Reduction:
+    """An operation on tensors of one type."""
+
+    def __init__(self, kind: Any, dtype: torch.dtype, what: str) -> None:
+        """A WorldError if the operation means nothing for the type."""
+        self._averages = kind == ReduceOp.RedOpType.AVG
+        if kind not in _HOW:
+            raise WorldError(f"{what}: {kind} is not among {', '.join(map(_name, _HOW))}")
+        floats = dtype.is_floating_point or dtype.is_complex
+        refused = (
+            (kind in _BITS and floats)
+            or (dtype == torch.bool and self._averages)
+            or (dtype.is_complex and _HOW[kind] in ("min", "max"))
+        )
+        if refused:
+            raise WorldError(f"{what}: {_name(kind)} has no meaning for {name_of(dtype)}")
+        how = _HOW[kind]
+        self._work_type = _work_type(dtype)
+        self.how: How = _OF_TRUTH.get(how, how) if dtype == torch.bool else how
+
+    def operand(self, tensor: Tensor) -> Operand:
+        """The tensor's numbers in a type that MPI knows."""
+        return Operand(tensor, self._work_type)
+
+    def finish(self, numbers: Tensor, ranks: int) -> None:
+        """Make an average of a sum, if that is wanted."""
+        if not self._averages:
+            return
+        if numbers.is_floating_point() or numbers.is_complex():
+            with torch.inference_mode():
+                numbers.div_(ranks)
+        else:  # towards zero, as torch divides; not all of its integers can be divided by it
+            array = numbers.numpy()
+            below = (array < 0) & (array % ranks != 0)
+            array //= ranks
+            array += below
+
+
+@cache
+def reduction_of(kind: Any, dtype: torch.dtype, what: str) -> Reduction:
+    """The reduction of this kind; what a call named `what` was asked for."""
+    return Reduction(kind, dtype, what)
+
+
+class Operand:
+    """A tensor's numbers as a flat array: the tensor's own memory where that can be."""
+
+    def __init__(self, tensor: Tensor, dtype: torch.dtype) -> None:
+        self.tensor = tensor
+        flat = plain(tensor).detach().reshape(-1)
+        same_bytes = tensor.dtype == torch.bool
+        self.numbers: Tensor = flat.view(dtype) if same_bytes else flat.to(dtype)
+        self.array = cast(Buffer, self.numbers.numpy())
+
+    def settle(self) -> None:
+        """What the array holds is the tensor's now."""
+        if self.numbers.data_ptr() != self.tensor.data_ptr():
+            result = self.numbers
+            if self.tensor.dtype == torch.bool:
+                result = result.view(torch.bool)
+            write(self.tensor, result)
+
+
+def _work_type(dtype: torch.dtype) -> torch.dtype:
+    """The type in which MPI works."""
+    if dtype == torch.bool:
+        return torch.uint8
+    narrow = dtype.is_floating_point and dtype.itemsize <= _NARROW_BYTES
+    return torch.float32 if narrow else dtype
+
+
+def _name(kind: Any) -> str:
+    return str(kind).rpartition(".")[2]

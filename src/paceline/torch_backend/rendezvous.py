@@ -1,0 +1,163 @@
+"""Meeting without addresses and ports: MPI knows the ranks, so it tells them where the store is."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch.distributed as dist
+
+from paceline.comm import World
+from paceline.errors import LaunchError, WorldError
+from paceline.launch.node import is_loopback, read_interfaces
+from paceline.torch_backend.joined import join
+
+_CONNECT_S = 3.0
+"""How long an address may take to answer."""
+_LOOPBACK = "127.0.0.1"
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_TOKEN_BYTES = 16
+_KEY = "paceline"
+
+
+def meet(
+    url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
+) -> Iterator[tuple[dist.Store, int, int]]:
+    """The handler of mpi4py://: a store that all ranks reach, and this rank's place among them."""
+    world = join().world
+    check_claim(url, world)
+    if world.size == 1:
+        yield dist.HashStore(), 0, 1
+    else:
+        yield _open_store(world, timeout), world.rank, world.size
+    raise RuntimeError("ranks of MPI meet once; start the program anew")
+
+
+def check_claim(url: str, world: World) -> None:
+    """Refuse a rank or a size that the caller names and MPI does not."""
+    asked = parse_qs(urlparse(url).query)
+    for word, real in (("rank", world.rank), ("world_size", world.size)):
+        claimed = int(asked.get(word, [real])[0])
+        if claimed != real:
+            raise LaunchError(
+                f"init_process_group was given {word}={claimed}, but in MPI it is {real}. Leave "
+                "rank and world_size out; if MPI's are wrong, start with `paceline run -n N`"
+            )
+
+
+def _open_store(world: World, timeout: timedelta) -> dist.Store:
+    """Rank 0's store, at an address by which each rank has really reached it."""
+    interfaces = read_interfaces()
+    one_node = len(world.node_ranks) == world.size
+    store, problem, token = None, "", secrets.token_hex(_TOKEN_BYTES)
+    if world.rank == 0:
+        try:
+            store = _serve(_LOOPBACK if one_node else "", world.size, timeout)
+            store.set(_KEY, token)
+        except (OSError, RuntimeError) as error:
+            problem = f"no store could be opened on {world.node}: {error}"
+    addresses = [_LOOPBACK] if one_node else _outside(interfaces)
+    port = store.port if store else 0
+    addresses, port, token, problem = world.tell((addresses, port, token, problem))
+    if problem:
+        raise WorldError(problem)
+    address = addresses[0] if addresses else ""
+    if store is None:
+        store, address = _find(addresses, port, token, world.size)
+    ways = world.share(address)
+    _check_ways(ways, addresses)
+    assert store is not None
+    store.set_timeout(timeout)
+    _name_interface(ways[-1] if world.rank == 0 else _own_end(address), interfaces)
+    return store
+
+
+def _serve(address: str, size: int, timeout: timedelta) -> dist.TCPStore:
+    """A store that listens at this address alone; without one, on every interface."""
+    with socket.create_server((address, 0)) as listening:
+        port = listening.getsockname()[1]
+        return dist.TCPStore(
+            _LOOPBACK,
+            port,
+            size,
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            master_listen_fd=os.dup(listening.fileno()),
+        )
+
+
+def _connect(address: str, port: int, size: int, timeout: timedelta) -> dist.TCPStore:
+    return dist.TCPStore(address, port, size, False, timeout, wait_for_workers=False)
+
+
+def _find(
+    addresses: Sequence[str], port: int, token: str, size: int
+) -> tuple[dist.TCPStore | None, str]:
+    """The first address where rank 0's store answers, or nothing.
+
+    The token tells it from whoever else has such an address: bridges of containers have the same
+    on every node.
+    """
+    for address in addresses:
+        found: list[dist.TCPStore] = []
+        # A stranger that says nothing would keep a store waiting for ever.
+        attempt = partial(_attempt, address, port, token, size, found)
+        thread = threading.Thread(target=attempt, daemon=True)
+        thread.start()
+        thread.join(3 * _CONNECT_S)
+        if found:
+            return found[0], address
+    return None, ""
+
+
+def _attempt(address: str, port: int, token: str, size: int, found: list[dist.TCPStore]) -> None:
+    with contextlib.suppress(OSError, RuntimeError):
+        socket.create_connection((address, port), _CONNECT_S).close()
+        store = _connect(address, port, size, timedelta(seconds=_CONNECT_S))
+        if store.check([_KEY]) and store.get(_KEY).decode() == token:
+            found.append(store)
+
+
+def _own_end(address: str) -> str:
+    """The address that we have in a connection to this one; nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as asker:
+        asker.connect((address, 9))
+        return str(asker.getsockname()[0])
+
+
+def _name_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> None:
+    """gloo's own choice may be loopback, or a network that leads nowhere."""
+    name = _interface_of(address, interfaces)
+    if name and not os.environ.get(_INTERFACE):
+        os.environ[_INTERFACE] = name
+
+
+def _check_ways(ways: Sequence[str], tried: Sequence[str]) -> None:
+    lost = [rank for rank, address in enumerate(ways) if not address]
+    if lost:
+        raise LaunchError(
+            f"rank {', '.join(map(str, lost))} cannot reach rank 0 at any of its addresses "
+            f"({', '.join(tried) or 'none outside loopback'}). Look at the firewall between the "
+            "nodes with `paceline doctor --hosts`"
+        )
+
+
+def _outside(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
+    """Addresses that other nodes may reach, those of IPv4 first."""
+    every = [one for listed in interfaces.values() for one in listed]
+    good = [one for one in every if not is_loopback(one) and not one.startswith("fe80")]
+    return sorted(good, key=lambda one: ":" in one)
+
+
+def _interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
+    return next((name for name, listed in interfaces.items() if address in listed), "")

@@ -1,0 +1,85 @@
+"""How it ends: `python torch_backend_endings.py WHAT`."""
+
+import os
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import paceline.torch_backend
+from paceline.launch.node import read_interfaces
+from paceline.torch_backend.rendezvous import _outside
+
+what = sys.argv[1]
+if what == "loopback":
+    dist.init_process_group("gloo", init_method="mpi4py://")
+    files = list(Path("/proc/self/fd").iterdir())
+    own = {str(file.readlink()) for file in files if file.is_symlink()}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for row in map(str.split, Path(table).read_text().splitlines()[1:]):
+            if row[3] == "0A" and f"socket:[{row[9]}]" in own:
+                print("listens at", row[1].partition(":")[0], flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+    sys.exit()
+
+if what == "gloo":
+    world = paceline.init()
+    if _outside(read_interfaces()):
+        world.node_ranks = (world.rank,)  # as if every rank were on a node of its own
+    dist.init_process_group("gloo", init_method="mpi4py://")
+    tensor = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(tensor)
+    some = dist.new_group([0, dist.get_world_size() - 1], backend="mpi4py")
+    if some is not dist.GroupMember.NON_GROUP_MEMBER:
+        dist.all_reduce(tensor, group=some)
+    print("sum", tensor.item(), flush=True)
+    alone = len(world.node_ranks) == 1
+    assert (os.environ["GLOO_SOCKET_IFNAME"] == "lo") == (not alone)
+    dist.destroy_process_group()
+    sys.exit()
+
+dist.init_process_group("mpi4py", timeout=timedelta(seconds=2))
+rank, size = dist.get_rank(), dist.get_world_size()
+dist.barrier()
+
+
+def expect(action):
+    try:
+        action()
+    except paceline.torch_backend.GroupError as error:
+        print(f"rank {rank} got: {error}", flush=True)
+    else:
+        raise AssertionError(f"rank {rank} got no error")
+
+
+def check_in():
+    paceline.torch_backend.monitored_barrier(timeout=timedelta(seconds=2))
+
+
+if what == "late":
+    pair = dist.new_group(list(range(size)), timeout=timedelta(seconds=60))
+    if rank == 1:
+        time.sleep(3)  # who comes too late is not counted in the next
+    expect(check_in)
+    dist.barrier(group=pair)
+    check_in()
+    if rank == 0:
+        expect(lambda: dist.all_reduce(torch.ones(7)))
+        expect(dist.barrier)  # the ranks are at different places for good
+        expect(lambda: dist.recv(torch.ones(1), 1, tag=5))
+    dist.all_reduce(tensor := torch.ones(2), group=pair)  # another group goes on
+    assert tensor.tolist() == [size] * 2
+    print("DONE", flush=True)
+    dist.barrier(group=pair)
+    paceline.init().abort(3)  # what was given up is still under way
+elif what == "raise":
+    if rank == 1:
+        raise ValueError("rank is unwell")
+    dist.all_reduce(torch.ones(3))
+elif what == "left" and rank != 1:
+    dist.group.WORLD.set_timeout(timedelta(seconds=60))
+    dist.all_reduce(torch.ones(3))
