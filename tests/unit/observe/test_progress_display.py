@@ -2,9 +2,9 @@
 
 import io
 import os
-import select
 import pty
 import re
+import select
 import subprocess
 import sys
 import timeit
