@@ -118,6 +118,15 @@ def test_a_signal_saves_and_the_run_goes_on(place, whole, ranks, number, code):
         assert model(place / "run") == whole
 
 
+def test_a_model_that_was_given_in_python_is_asked_for(place):
+    (place / "run").mkdir()
+    (place / "run" / "config.yaml").write_text("model: <Sequential>\ndata: {train: digits}\n")
+    process = start(place, "--resume", "run")
+    err = process.communicate(timeout=30)[1]
+    assert process.returncode == 2
+    assert err.startswith("ConfigError: the model of run was given in Python (Sequential); name it")
+
+
 def test_a_second_ctrl_c_ends_at_once(place):
     process = start(place, *NEW, "-n", "2", "--run-dir", "run", SLOW_S="20")
     wait_for(lambda: any((place / "run").glob("events/*")))

@@ -255,7 +255,8 @@ def _read_levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Sequen
             raise ConfigError(f"two run files were named: {model} and --config {file}")
         model, file = None, model
     if args.resume not in (None, "auto"):
-        layers.append(_settings_of(Path(args.resume)))
+        named_anew = model or file or any(word.startswith("model=") for word in args.set)
+        layers.append(_settings_of(Path(args.resume), bool(named_anew)))
     named = {"model": model, "data.train": args.train, "data.validation": args.validation}
     named |= {setting: vars(args)[setting] for _, setting, _ in _FLAGS}
     named |= {"threads": args.threads, "resume": args.resume}
@@ -267,11 +268,17 @@ def _read_levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Sequen
     return [*layers, here], told
 
 
-def _settings_of(run_dir: Path) -> dict[str, Any]:
+def _settings_of(run_dir: Path, named_anew: bool) -> dict[str, Any]:
     """Those that a run had; what was given in Python has to be given again."""
     if not (run_dir / "config.yaml").exists():
         raise ConfigError(f"{run_dir} is not the directory of a run: it has no config.yaml")
     settings = read_yaml(run_dir / "config.yaml")
+    if not named_anew and _was_an_object(settings.get("model")):
+        raise ConfigError(
+            f"the model of {run_dir} was given in Python ({settings['model'][1:-1]}); name it: "
+            f"paceline train file.py:function --resume {run_dir}; or start the script again with "
+            "the setting resume, or paceline mpi-learn with --restore"
+        )
     return {key: value for key, value in settings.items() if not _was_an_object(value)}
 
 

@@ -113,7 +113,8 @@ def _find(model: Any) -> tuple[str, str] | None:
 
 def loaded_frameworks() -> set[str]:
     """Which frameworks this process has imported so far."""
-    return {name.partition(".")[0] for name in ADAPTERS} & set(sys.modules)
+    known = {name.partition(".")[0] for name in ADAPTERS} | {"jax"}  # JaxModel is our own
+    return known & set(sys.modules)
 
 
 def seed_generators(seed: int) -> None:

@@ -28,7 +28,7 @@ the step and the rate are in the file."""
 
 def load_model(path: Path) -> Any:
     """The model in a .keras file. Nothing in it is run: Keras' safe mode refuses Python code."""
-    keras = _import_keras()
+    keras = import_keras()
     if not zipfile.is_zipfile(path):
         raise ConfigError(f"{path} is not a .keras file: it is no zip archive. Save the model anew")
     try:
@@ -46,7 +46,7 @@ def load_architecture(path: Path) -> Any:
 
 def read_architecture(text: str, name: str) -> Any:
     """The same from the text; `name` is for messages."""
-    keras = _import_keras()
+    keras = import_keras()
     try:
         config = json.loads(text)
     except ValueError as error:
@@ -73,7 +73,8 @@ def refuse_legacy(path: Path) -> Any:
     )
 
 
-def _import_keras() -> Any:
+def import_keras() -> Any:
+    """Keras, without what TensorFlow tells, and with a backend that is installed."""
     prepare_backend()
     try:
         with quiet_stderr():

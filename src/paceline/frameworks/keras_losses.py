@@ -121,7 +121,7 @@ def _check_shape(loss: Any, outputs: Any, targets: Any) -> None:
     """Targets of classes are one-hot or numbers, as Keras' loss wants them."""
     name, classes = _name_of(loss), int(outputs.shape[-1])
     same_axes = targets.ndim == len(outputs.shape)
-    if not (isinstance(loss, str) or isinstance(loss, keras.losses.Loss)) or classes < 2:
+    if not isinstance(loss, str | keras.losses.Loss) or classes < 2:
         return
     if name == "categorical_crossentropy":
         fits = same_axes and targets.shape[-1] == classes

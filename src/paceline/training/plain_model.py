@@ -204,6 +204,9 @@ def _write_keras(model: PlainModel, file: BinaryIO) -> None:
             "the model does not tell its architecture (it has no get_config), which .keras holds; "
             "choose .safetensors or .npz"
         )
+    from paceline.frameworks.keras_files import import_keras
+
+    import_keras()  # quietly, with a backend that is there
     from paceline.frameworks.keras_export import write_model
 
     write_model(model.architecture, model.arrays, file)

@@ -112,9 +112,17 @@ class Run(ABC):
         known = [pair for pair in team.share((orders.reason, orders.code)) if pair[0] is not None]
         reason, code = known[0] if known else ("another rank was told to end", REQUEUE)
         raise Interrupted(
-            f"stopped after step {self.clock.step} ({reason}) and saved; go on with: "
-            f"paceline train --resume {shlex.quote(str(self.trainer.run_dir))}",
+            f"stopped after step {self.clock.step} ({reason}) and saved; {self._how_to_go_on()}",
             code,
+        )
+
+    def _how_to_go_on(self) -> str:
+        folder, named = str(self.trainer.run_dir), (self.config.model, self.config.data.train)
+        if all(value is None or isinstance(value, str) for value in named):
+            return f"go on with: paceline train --resume {shlex.quote(folder)}"
+        return (
+            f"model and data were given in Python: start the same again with resume={folder!r} "
+            f"(paceline mpi-learn: --restore {shlex.quote(folder)})"
         )
 
     def call(self, event: str, *details: Any) -> None:

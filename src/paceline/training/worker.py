@@ -98,7 +98,10 @@ class Worker:
     place: Place = field(init=False)
     put_off: Meeting | None = field(default=None, init=False)
     """Wishes that came with the last step of an epoch, to be heeded at its end."""
-    _supposed: int = 0
+    supposed: int = 0
+    """Samples of the world since its last meeting, as far as this worker can know."""
+    unknown: int = 0
+    """How many there were more when all came together only to save."""
     _bytes_recorded: int = 0
     dealt_to: int | None = None
     """For how many workers batches were numbered, if the run began with others."""
@@ -153,9 +156,10 @@ class Worker:
             self.watch.lap("communication")
 
     def _go_on(self, meeting: Meeting | None) -> Meeting | None:
-        """A meeting that a pause had put off, which brought no new samples but those of others."""
+        """A meeting that a pause had put off; this worker's step has been counted."""
         if meeting is not None:
-            self.clock.catch_up(meeting.samples)
+            self.clock.catch_up(meeting.samples - self.supposed)
+            self.supposed = self.unknown = 0
             meeting = self._pause_if_asked(meeting)
         return meeting
 
@@ -218,14 +222,15 @@ class Worker:
         """Advance the clock by what the world took in this step.
 
         Between two meetings nobody knows, and all ranks are taken to be as quick as this one; the
-        next meeting tells, and puts it right.
+        next meeting tells, and puts it right. One that only saves must change nothing.
         """
-        if meeting is None:
+        if meeting is None or meeting.put_off:
             samples = (batch.samples if batch is not None else 0) * self.world.size
-            self._supposed += samples
+            self.supposed += samples
+            self.unknown = 0 if meeting is None else meeting.samples - self.supposed
         else:
-            samples = meeting.samples - self._supposed
-            self._supposed = 0
+            samples = meeting.samples - self.supposed
+            self.supposed = self.unknown = 0
         self.clock.advance(samples)
         return samples
 

@@ -127,7 +127,8 @@ class Cases:
         try:
             logs = self.fit(model, [KeepPace("average", callbacks=[change])])
         except TrainingError as error:
-            return self.outcome(self.anew(), {}, error=str(error))
+            start_equal(model)
+            return self.outcome(model, {}, error=str(error))
         return self.outcome(model, logs, error="")
 
     def stop(self, model, rule, callback):

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from paceline.training.run import Run
 
 _CLOCK = ("samples_per_epoch", "epoch", "step", "samples", "samples_in_epoch")
+_COUNTS = ("step", "samples", "samples_in_epoch")
+"""Those of which a rank between two meetings has its own idea."""
 
 
 def capture_common(run: Run) -> Tree:
@@ -25,7 +27,7 @@ def capture_common(run: Run) -> Tree:
         "constants": replica.constants().copy(),
         "layout": [[e.name, list(e.shape), e.dtype, e.offset] for e in replica.layout.entries],
         "rule": run.config.describe()["rule"],
-        "clock": {name: getattr(run.clock, name) for name in _CLOCK},
+        "clock": _true_clock(run),
         "leg": {"size": leg.size, "batch_size": leg.batch_size, "ranges": _listed(leg.ranges)},
         "history": [asdict(record) for record in run.history],
         "stopping": run.stopping.snapshot(),
@@ -47,6 +49,8 @@ def capture_own(run: Run, leaders_constants: int) -> Tree:
         "buffers": replica.buffers().copy(),
         "exchange": run.exchange.snapshot(),
         "generators": generator_states(),
+        "counts": {name: getattr(run.clock, name) for name in _COUNTS},
+        "supposed": worker.supposed,
         "taken": worker.place.taken,
         "ended": worker.place.ended,
         "loss_sum": worker.place.loss_sum,
@@ -109,7 +113,9 @@ def take_up_run(run: Run, resumed: Resumed) -> None:
     if resumed.same_ranks:
         run.exchange.restore(own["exchange"])
         accept_generator_states(own["generators"])
-        worker.rejected = own["rejected"]
+        for name in _COUNTS:
+            setattr(run.clock, name, own["counts"][name])
+        worker.supposed, worker.rejected = own["supposed"], own["rejected"]
         worker.watch.put_back(TimeSplit(**own["time"]))
         for callback, state in zip(run.trainer.callbacks, own["callbacks"], strict=False):
             accept = getattr(callback, "accept_state", None)
@@ -119,6 +125,14 @@ def take_up_run(run: Run, resumed: Resumed) -> None:
         run.exchange.restore_shared(own["exchange"])
         seed = run.config.seed + 1_000_003 * run.world.rank + 7_919 * (run.clock.step + 1)
         seed_generators(seed)  # those of the first steps would come again
+
+
+def _true_clock(run: Run) -> Tree:
+    """With all that the world has consumed, for ranks that go on as others."""
+    clock: Tree = {name: getattr(run.clock, name) for name in _CLOCK}
+    for name in ("samples", "samples_in_epoch"):
+        clock[name] += run.worker.unknown
+    return clock
 
 
 def _state_of(callback: Any) -> Any:

@@ -116,7 +116,6 @@ class WeightExchange:
             "steps": self._steps,
             "samples": self._samples,
             "weight": self._weight,
-            "told": self._told,
             "seconds": monotonic() - self._began,
             "put_off": None if put_off is None else [put_off.more, put_off.stop],
         }
@@ -125,7 +124,7 @@ class WeightExchange:
         """Go on from what `snapshot` gave."""
         self._steps_taken, self._meetings = saved["steps_taken"], saved["meetings"]
         self._steps, self._samples = saved["steps"], saved["samples"]
-        self._weight, self._told = saved["weight"], saved["told"]
+        self._weight = saved["weight"]
         self._began = monotonic() - saved["seconds"]
         more_and_stop = saved["put_off"]
         if more_and_stop is not None:
@@ -149,9 +148,7 @@ class WeightExchange:
 
     def _meet(self, wishes: Part, watch: Stopwatch, early: bool = False) -> Meeting:
         by_samples = self._rule.by_samples and not self._alone  # alone, 1 keeps every bit
-        part = wishes._replace(
-            samples=self._samples - self._told, weight=self._weight if by_samples else 1.0
-        )
+        part = wishes._replace(samples=self._samples, weight=self._weight if by_samples else 1.0)
         if self._state is None:
             meeting = Meeting(
                 int(part.samples), part.weight, part.more, part.stop, False, part.save, part.quit
@@ -161,7 +158,6 @@ class WeightExchange:
         else:
             meeting = self._merge_next_piece(self._state, part, watch, early)
         if meeting.put_off:
-            self._told = self._samples
             self._put_off = None if early else wishes._replace(save=False, quit=False)
             watch.lap("communication")
             return meeting
@@ -192,5 +188,5 @@ class WeightExchange:
             self._state = self._rule.begin(self._replica.parameters())
 
     def _begin_period(self) -> None:
-        self._steps, self._samples, self._weight, self._told = 0, 0.0, 0.0, 0.0
+        self._steps, self._samples, self._weight = 0, 0.0, 0.0
         self._began = monotonic()

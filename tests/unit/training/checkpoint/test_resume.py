@@ -27,6 +27,8 @@ RULES = {
     "bsp on weights": (BSP(what="weights", every=2), {}),
     "average": (Average(), {}),
     "average every 3": (Average(every=3), {}),
+    "average every 3, schedule": (Average(every=3), {"schedule": {"name": "cosine", "warmup": 1}}),
+    "diloco, schedule": (DiLoCo(every=4), {"schedule": {"name": "cosine"}}),
     "average after 4": (Average(every=3, start_after=4), {}),
     "average, no momentum": (Average(every=3, keep_momentum=False), {}),
     "diloco": (DiLoCo(every=2), {}),
@@ -85,7 +87,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, rule, settings, ra
         folder = tmp_path / f"after{step}"
         for found in fit(folder, ranks, rule, [At(step, ranks - 1)], **settings):
             assert isinstance(found, Interrupted), found
-            assert f"--resume {folder}" in str(found)
+            assert f"again with resume='{folder}'" in str(found)
         resumed = fit(folder, ranks, rule, resume="auto", **settings)
         for one, other in zip(resumed, whole, strict=True):
             assert weights(one.model).tobytes() == weights(other.model).tobytes()
@@ -269,6 +271,7 @@ def test_a_time_limit_interrupts(tmp_path):
     found = fit(tmp_path / "run", 2, BSP(), epochs=100_000, max_time="0.5s")
     assert all(isinstance(error, Interrupted) and error.code == 75 for error in found)
     assert "max_time 0.5s" in str(found[0])
+    assert "model and data were given in Python: start the same again with resume=" in str(found[0])
     assert len(Store(tmp_path / "run" / "checkpoints").names()) == 1
 
 
