@@ -34,12 +34,18 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """Who trains sets up logging, for the whole process."""
+def no_logging_set_up() -> Iterator[None]:
+    """Who trains sets up logging for the whole process; so may fixtures that came before."""
     logger = logging.getLogger("paceline")
-    before = logger.handlers[:], logger.level, logger.propagate
+
+    def reset() -> None:
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
+
+    reset()
     yield
-    logger.handlers[:], logger.level, logger.propagate = before
+    reset()
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from paceline.torch_backend import rendezvous
 from paceline.torch_backend.rendezvous import (
     _KEY,
     _check_ways,
-    _connect,
     _find,
     _interface_of,
     _outside,
     _own_end,
+    _serve,
     check_claim,
 )
 
@@ -37,7 +37,7 @@ def test_loopback_is_never_an_address_for_others():
 
 def test_only_who_shows_the_token_is_rank_0(monkeypatch):
     monkeypatch.setattr(rendezvous, "_CONNECT_S", 1.0)
-    store = _connect("127.0.0.1", 0, 1, timedelta(seconds=10), is_master=True)
+    store = _serve("127.0.0.1", 1, timedelta(seconds=10))
     store.set(_KEY, "mine")
     with socket.create_server(("127.0.0.1", 0)) as stranger:  # answers nothing
         assert _find(["127.0.0.1"], stranger.getsockname()[1], "mine", 2) == (None, "")
