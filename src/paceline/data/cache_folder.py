@@ -5,6 +5,7 @@ however it ends. Who gets that lock alone may remove the folder. Run as a progra
 for that moment; so it imports the standard library alone.
 """
 
+import errno
 import fcntl
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 PREFIX = "paceline-cache-"
 LOCK = "in-use"
+_TRIES = 1000
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -23,7 +25,7 @@ def join(folder: Path) -> tuple[int, bool]:
 
     Returns the descriptor that holds it, and whether it was made here.
     """
-    while True:  # until nobody removes it in between
+    for _ in range(_TRIES):  # until nobody removes it in between
         made = _make(folder)
         with suppress(FileNotFoundError):
             held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -31,6 +33,7 @@ def join(folder: Path) -> tuple[int, bool]:
             if _is_at(held, folder / LOCK):
                 return held, made
             os.close(held)
+    raise OSError(errno.EAGAIN, "others remove it again and again")
 
 
 def remove_if_unused(folder: Path, wait: bool = False) -> bool:

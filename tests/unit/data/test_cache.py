@@ -15,7 +15,7 @@ import pytest
 from conftest import clean_environment
 
 from paceline.data import cache as cache_module
-from paceline.data import open_data
+from paceline.data import cache_folder, open_data
 from paceline.data.cache import NodeCache, read_bytes
 from paceline.data.cache_folder import LOCK, PREFIX
 from paceline.data.cached_specs import copy_files
@@ -246,3 +246,9 @@ def test_a_data_set_is_the_same_with_copies_in_place_of_its_files(tmp_path, plac
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="a size as"):
         read_bytes(text)
+
+
+def test_a_folder_that_others_remove_again_and_again_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache_folder, "_is_at", lambda descriptor, path: False)
+    with pytest.raises(ConfigError, match=r"cannot be made: others remove it again and again"):
+        NodeCache(tmp_path, "token").fetch([tmp_path / "x.npy"])
