@@ -15,7 +15,7 @@ from paceline.bench.ranks import read_answer, write_task
 from paceline.bench.rows import Row
 from paceline.data import mnist
 from paceline.errors import LaunchError
-from paceline.launch.cores import available_cores, threads_per_rank
+from paceline.launch.cores import THREAD_VARIABLES, available_cores, threads_per_rank
 from paceline.launch.environment import JOB_FOLDER, detect
 from paceline.launch.foreground import run_foreground
 from paceline.launch.local import find_mpirun, read_machine
@@ -73,7 +73,7 @@ def run_in_hosts(hosts: Hosts, program: str, settings: dict[str, Any], timeout_s
     threads = threads_per_rank(len(NAMES), available_cores())
     argv, extra = hosts.render_ranks(command, threads, find_mpirun(), read_machine())
     env = {name: value for name, value in os.environ.items() if name != JOB_FOLDER} | extra
-    env |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads))
+    env |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     code = run_foreground(argv, env, raw=os.environ.get("PACELINE_RAW") == "1")
     if code == 130:
         raise KeyboardInterrupt

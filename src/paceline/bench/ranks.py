@@ -14,7 +14,7 @@ from typing import Any
 from paceline.comm import World
 from paceline.errors import LaunchError
 from paceline.launch.command import Job
-from paceline.launch.cores import available_cores, threads_per_rank
+from paceline.launch.cores import THREAD_VARIABLES, available_cores, threads_per_rank
 from paceline.launch.environment import detect
 from paceline.launch.foreground import run_foreground
 from paceline.launch.local import start
@@ -89,14 +89,14 @@ def _start(command: tuple[str, ...], ranks: int, threads: int | None) -> int:
     with _threads(threads):
         if ranks > 1:
             return start(Job(ranks, threads or fair, command))
-        default = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(fair))
+        default = dict.fromkeys(THREAD_VARIABLES, str(fair))
         return run_foreground(command, {**default, **os.environ, "PACELINE_RANKS": "1"})
 
 
 @contextmanager
 def _threads(threads: int | None) -> Iterator[None]:
     """What was asked for wins over what the shell has set, for as long as the ranks run."""
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS") if threads else ()
+    names = THREAD_VARIABLES if threads else ()
     before = {name: os.environ.get(name) for name in names}
     os.environ |= dict.fromkeys(names, str(threads))
     try:

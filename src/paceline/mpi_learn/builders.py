@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, ReplicaError
-from paceline.frameworks import is_model, load_file, loaded_frameworks, seed_generators
+from paceline.frameworks import is_model, load_file
 from paceline.mpi_learn.own_model import METHODS, trains_itself
+from paceline.training.build import call_seeded
 
 
 class ModelBuilder:
@@ -140,12 +141,7 @@ def choose_backend(name: str) -> None:
 
 def build(builder: ModelBuilder, seed: int) -> Any:
     """The model that a builder makes, from the same random numbers on every rank."""
-    seed_generators(seed)
-    loaded = loaded_frameworks()
-    model = builder.build_model()
-    if loaded_frameworks() != loaded:  # building has imported a framework that had no seed
-        seed_generators(seed)
-        model = builder.build_model()
+    model = call_seeded(builder.build_model, seed)
     model = model.model if isinstance(model, MPIModel) else model
     if not is_model(model) and not trains_itself(model):
         raise ReplicaError(

@@ -36,9 +36,10 @@ def build_replica(config: RunConfig, world: World) -> Replica:
     prepare_backends(config.threads or fair_threads(world))
     if isinstance(model, str):
         model = _find_model(model)
-    seed_generators(config.seed)
-    if not is_model(model):
-        model = _call(model, config.seed)
+    if is_model(model):
+        seed_generators(config.seed)
+    else:
+        model = call_seeded(model, config.seed)
     if config.threads is not None:
         set_threads(config.threads)
     else:
@@ -69,9 +70,11 @@ def _find_model(name: str) -> Any:
     return partial(load_file, path)
 
 
-def _call(function: Any, seed: int) -> Any:
+def call_seeded(function: Any, seed: int) -> Any:
+    """What the function makes, from the same random numbers on every rank."""
     if not callable(function):
         raise ConfigError(f"model is {function!r}, expected a model or a function that makes it")
+    seed_generators(seed)
     loaded = loaded_frameworks()
     model = function()
     if loaded_frameworks() == loaded:

@@ -6,8 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from paceline.frameworks import seed_generators
-from paceline.training.build import _call
+from paceline.training.build import call_seeded
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
@@ -22,10 +21,8 @@ def test_what_an_import_draws_does_not_count(monkeypatch, framework):
             monkeypatch.setitem(sys.modules, framework, Framework(framework))
         return np.random.rand()
 
-    seed_generators(4)
-    first = _call(build, 4)
-    seed_generators(4)
-    assert _call(build, 4) == first
+    first = call_seeded(build, 4)
+    assert call_seeded(build, 4) == first
 
 
 class Framework(ModuleType):
