@@ -10,14 +10,15 @@ import numpy as np
 
 from paceline.errors import ReplicaError
 from paceline.frameworks.keras_names import name_variables
-from paceline.vectors import Layout, Vector, is_finite
+from paceline.frameworks.vector_replica import VectorReplica
+from paceline.vectors import Layout, Vector
 
 _SEEDS = "seed_generator_state"
 _KEY_BITS = 30
 """Keras draws its seeds from as many."""
 
 
-class KerasVectors:
+class KerasVectors(VectorReplica):
     """The model's variables: those that train, untrained float state, and all else.
 
     With the torch backend trained variables lie on the flat vector itself; with others they are
@@ -44,14 +45,13 @@ class KerasVectors:
         held = trained | untrained
         self._constants = [v for v in self._variables if id(v) not in held]
         _check_trained([pair for pair in named if id(pair[1]) in trained])
-        self.layout = _layout(pair for pair in named if id(pair[1]) in trained)
+        self._seed_key = 0
+        self._lies_on_vector = [False] * len(self._trained)
+        layout = _layout(pair for pair in named if id(pair[1]) in trained)
+        super().__init__(layout, [read(v) for v in self._trained])
         self._buffer_layout = _layout(pair for pair in named if id(pair[1]) in untrained)
         self._buffer_vector = self._buffer_layout.empty_vector()
         self._constant_bytes = np.empty(sum(_nbytes(v) for v in self._constants), np.uint8)
-        self._seed_key = 0
-        self._present = np.ones(len(self._trained), self.layout.dtype)
-        self._lies_on_vector = [False] * len(self._trained)
-        self.rehome(self.layout.empty_vector(), self.layout.empty_vector())
 
     @property
     def module(self) -> Any:
@@ -125,20 +125,8 @@ class KerasVectors:
         self._gradient[:] = 0.0
         self._present[:] = 0.0
 
-    def gradients_are_finite(self) -> bool:
-        return is_finite(self._gradient)
-
-    def collect_gradients(self) -> tuple[Vector, Vector]:
-        return self._gradient, self._present
-
     def accept_gradients(self, present: Vector) -> None:
         self._present[:] = present > 0
-
-    def clip(self, max_norm: float) -> float:
-        norm = float(np.linalg.norm(self._gradient))
-        if norm > max_norm:
-            self._gradient *= max_norm / norm
-        return norm
 
     def buffers(self) -> Vector:
         return self._buffer_layout.gather([read(v) for v in self._buffers], self._buffer_vector)
