@@ -172,7 +172,7 @@ def test_every_sample_of_every_file_can_be_had(kind):
 
 
 def test_files_larger_than_the_window_are_asked_for_one_by_one(monkeypatch):
-    monkeypatch.setattr("paceline.mpi_learn.sources.KEPT_BYTES", 8 * 5)
+    monkeypatch.setattr("paceline.data.block_source.WINDOW_BYTES", 8 * 5)
     source = DataSource(Points(5), ["a", "c"], "training")
     assert source.order_facts is not None
     order = source.order(1, 0)

@@ -1,7 +1,6 @@
 """Many files as one source: any samples of any of them, read in blocks, with bounded memory."""
 
 import logging
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,18 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.batch import Batch
+from paceline.data.block_source import BlockSource
 from paceline.data.blocks import BlockCache
 from paceline.data.keys import Keys
 from paceline.data.open_files import OpenFiles
 from paceline.data.readers import Column, OpenFile
-from paceline.data.shards import epoch_order, windowed_order
 from paceline.errors import DataError
 
 log = logging.getLogger(__name__)
-
-WINDOW_BYTES = 64_000_000
-"""How much is shuffled at a time, and kept in memory for it, unless the user says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +28,12 @@ class _Block:
     kept: bool
 
 
-class JoinedSource:
+class JoinedSource(BlockSource):
     """The samples of one file after those of the other; files may differ in length.
 
     `buffer` is how many samples are shuffled at a time, of files that are best read in blocks; by
-    default as many as fit in WINDOW_BYTES. So much is kept in memory on every rank, too.
+    default as many as fit in WINDOW_BYTES (block_source). So much is kept in memory, too.
     """
-
-    cheap = False
 
     def __init__(
         self,
@@ -52,7 +45,7 @@ class JoinedSource:
         buffer: int | None = None,
     ) -> None:
         self.name = name
-        self.columns: tuple[Column, ...] = ()
+        self.columns = ()
         self._files = OpenFiles(open_file, keys)
         self._blocks: list[_Block] = []
         self.in_blocks = False
@@ -61,47 +54,11 @@ class JoinedSource:
         if not self._blocks:
             raise DataError(f"{name} holds no samples; expected at least 1")
         lengths = [block.last - block.first for block in self._blocks]
-        self._edges = np.concatenate([[0], np.cumsum(lengths)])
-        self.window = buffer or max(1, WINDOW_BYTES // self.sample_bytes)
+        self._lay_out(lengths, buffer)
         most = min(len(self), self.window + max(lengths))  # a window ends with a whole block
         self._cache = BlockCache((most + max(lengths)) * self.sample_bytes)
 
-    def __len__(self) -> int:
-        return int(self._edges[-1])
-
-    @property
-    def sample_bytes(self) -> int:
-        """Of one sample in memory."""
-        return max(1, sum(column.sample_bytes for column in self.columns))
-
-    @property
-    def order_facts(self) -> str | None:
-        """What the order of an epoch depends on beside the seed and the number of samples."""
-        if not self.in_blocks or self.window >= len(self):
-            return None
-        cut = zlib.crc32(np.ascontiguousarray(self._edges, np.int64).tobytes())
-        return f"windows of {self.window} samples in {len(self._blocks)} blocks ({cut:08x})"
-
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The samples shuffled, but so that those of a block are asked for together."""
-        if self.order_facts is None:
-            return epoch_order(len(self), seed, epoch)
-        return windowed_order(self._edges, self.window, seed, epoch)
-
-    def take(self, indices: np.ndarray) -> Batch:
-        indices = np.ascontiguousarray(indices, dtype=np.int64)
-        taken = [np.empty((len(indices), *col.shape), col.dtype) for col in self.columns]
-        numbers = np.searchsorted(self._edges, indices, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            rows = indices[places] - self._edges[number]
-            for whole, part in zip(taken, self._read(number, rows), strict=True):
-                whole[places] = part
-        inputs, targets = self._arrange(taken)
-        return Batch(inputs, targets, len(indices), indices)
-
     def _read(self, number: int, rows: np.ndarray) -> list[np.ndarray]:
-        """Samples of one block, by their places in it."""
         block = self._blocks[number]
         if block.kept:
             whole = self._cache.get(
@@ -121,17 +78,13 @@ class JoinedSource:
                     )
         return arrays
 
-    def _arrange(self, arrays: list[np.ndarray]) -> tuple[object, object]:
-        assert self._files.keys is not None, "known since the first file was opened"
-        return self._files.keys.arrange(arrays)
-
     def _add(self, path: Path) -> None:
         """Look what the file holds, without reading it."""
         with self._files.use(path) as reader:
             if not reader.samples:
                 log.warning("%s holds no samples; the others are used", path)
                 return
-            self._files.keys = reader.keys
+            self._files.keys = self.keys = reader.keys
             self._check_like_others(path, reader.columns)
             edges = reader.edges
             kept = edges is not None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import copy
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -13,17 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data import Batch, epoch_order, open_data
+from paceline.data import open_data
+from paceline.data.block_source import WINDOW_BYTES, BlockSource
 from paceline.data.blocks import BlockCache
 from paceline.data.keys import Keys
-from paceline.data.shards import windowed_order
+from paceline.data.readers import Column
 from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.functions import describe_failure
 from paceline.mpi_learn.data import Data, H5Data
 from paceline.nests import leaves, map_leaves
-
-KEPT_BYTES = 64_000_000
-"""What is shuffled at a time, and kept in memory for it."""
 
 _reading = Lock()
 """Users' methods need not bear two threads: training is fed by one, validation by another."""
@@ -83,59 +80,30 @@ def _write_list(names: Sequence[Any]) -> str:
     return file.name
 
 
-class DataSource:
+class DataSource(BlockSource):
     """Any samples of any file that the Data object can load; a file is what is read at a time.
 
     Every file is loaded once at the start, to be counted. After that those used last are kept
     in memory.
     """
 
-    cheap = False
-
     def __init__(self, data: Data, names: Sequence[Any], part: str) -> None:
         self.name = f"{type(data).__name__} ({part}: {len(names)} files)"
         self._data = data
         self._names: list[Any] = list(names) or [None]
-        self._keys, lengths, largest = Keys(None), [], 1
-        self._columns: list[tuple[tuple[int, ...], np.dtype[Any]]] = []
+        self.keys, self.columns = Keys(None), ()
+        lengths, largest = [], 1
         for name in self._names:
             arrays = self._load(name)
             lengths.append(len(arrays[0]) if arrays else 0)
             largest = max(largest, sum(array.nbytes for array in arrays))
-        self._edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        self._lay_out(lengths, None)
         if not len(self):
             raise DataError(f"{self.name} holds no samples; expected at least 1")
-        sample_bytes = sum(int(np.prod(shape)) * kind.itemsize for shape, kind in self._columns)
-        self._window = max(1, KEPT_BYTES // max(1, sample_bytes))
-        self._cache = BlockCache(KEPT_BYTES + 2 * largest)
+        self._cache = BlockCache(WINDOW_BYTES + 2 * largest)
 
-    def __len__(self) -> int:
-        return int(self._edges[-1])
-
-    @property
-    def order_facts(self) -> str | None:
-        """What the order of an epoch depends on beside the seed and the number of samples."""
-        if self._window >= len(self):
-            return None
-        return f"windows of {self._window} samples, files {zlib.crc32(self._edges.tobytes()):08x}"
-
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The samples shuffled, but so that those of a file are asked for together."""
-        if self.order_facts is None:
-            return epoch_order(len(self), seed, epoch)
-        return windowed_order(self._edges, self._window, seed, epoch)
-
-    def take(self, indices: np.ndarray) -> Batch:
-        indices = np.ascontiguousarray(indices, dtype=np.int64)
-        taken = [np.empty((len(indices), *shape), kind) for shape, kind in self._columns]
-        numbers = np.searchsorted(self._edges, indices, side="right") - 1
-        for number in np.unique(numbers).tolist():
-            places = np.flatnonzero(numbers == number)
-            rows = indices[places] - self._edges[number]
-            for whole, array in zip(taken, self._file(number), strict=True):
-                whole[places] = array[rows]
-        inputs, targets = self._keys.arrange(taken)
-        return Batch(inputs, targets, len(indices), indices)
+    def _read(self, number: int, rows: np.ndarray) -> list[np.ndarray]:
+        return [array[rows] for array in self._file(number)]
 
     def _file(self, number: int) -> list[np.ndarray]:
         return self._cache.get(number, lambda: self._load_again(number))
@@ -165,19 +133,19 @@ class DataSource:
                 ) from error
         if not arrays:
             return []
-        if not self._columns:
-            self._keys = Keys(map_leaves(lambda _: "", inputs), map_leaves(lambda _: "", targets))
-            self._columns = [(array.shape[1:], array.dtype) for array in arrays]
+        if not self.columns:
+            self.keys = Keys(map_leaves(lambda _: "", inputs), map_leaves(lambda _: "", targets))
+            self.columns = _columns_of(arrays)
         self._check(name, arrays)
         return arrays
 
     def _check(self, name: Any, arrays: list[np.ndarray]) -> None:
-        found = [(array.shape[1:], array.dtype) for array in arrays]
+        found = _columns_of(arrays)
         lengths = {len(array) for array in arrays}
-        if found != self._columns:
+        if found != self.columns:
             raise DataError(
                 f"{_tell(name)} gave samples of {_describe(found)}, and {_tell(self._names[0])} of "
-                f"{_describe(self._columns)}; all files must have the same arrays"
+                f"{_describe(self.columns)}; all files must have the same arrays"
             )
         if len(lengths) > 1:
             raise DataError(
@@ -218,5 +186,9 @@ def _tell(name: Any) -> str:
     return "generate_data" if name is None else str(name)
 
 
-def _describe(columns: list[tuple[tuple[int, ...], np.dtype[Any]]]) -> str:
-    return ", ".join(f"{kind} {shape}" for shape, kind in columns)
+def _columns_of(arrays: list[np.ndarray]) -> tuple[Column, ...]:
+    return tuple(Column("", array.shape[1:], array.dtype) for array in arrays)
+
+
+def _describe(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{column.dtype} {column.shape}" for column in columns)

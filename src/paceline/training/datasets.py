@@ -124,6 +124,11 @@ def _check_buffer(config: RunConfig, train: Any) -> None:
         return
     if not config.data.shuffle:
         raise ConfigError(f"data.shuffle_buffer is {buffer}, and data.shuffle is off")
+    if not isinstance(config.data.train, str | None):
+        raise ConfigError(
+            f"data.shuffle_buffer is {buffer}, and is read for data that is named by text only; "
+            "give it to open_data(..., shuffle_buffer=...)"
+        )
     if not getattr(train, "in_blocks", False):
         raise ConfigError(
             f"data.shuffle_buffer is {buffer}, and {train.name} is not read in blocks: all of it "

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from paceline.comm import run_world
+from paceline.data import open_data
 from paceline.errors import CheckpointError, ConfigError, Interrupted
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.rules import BSP, EASGD
@@ -92,3 +93,10 @@ def test_a_buffer_that_nothing_reads_is_refused(files):
     (files / "train.list").write_text("x.npy\n")
     with pytest.raises(ConfigError, match=r"train\.list is not read in blocks: all of it is"):
         go_on(files, 2, BSP(), keys=None)
+
+
+def test_a_buffer_for_data_that_is_open_already_is_refused(files):
+    opened = open_data(str(files / "train.list"), part="train", keys=["x", None])
+    settings = {"shuffle_buffer": 12, "batch_size": 4}
+    with pytest.raises(ConfigError, match="is read for data that is named by text only"):
+        Trainer(Numbers().build, opened, data=settings, run_dir=str(files / "run")).fit()
