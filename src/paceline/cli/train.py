@@ -16,15 +16,10 @@ from paceline.launch.local import RESTART
 from paceline.launch.world import fail, init
 from paceline.models import MODELS
 from paceline.rules import RULES
-from paceline.training.config import (
-    RunConfig,
-    combine,
-    read_assignment,
-    read_config,
-    read_yaml,
-)
+from paceline.training.config import RunConfig
 from paceline.training.old_config import read_run_file
 from paceline.training.rundir import find_run_dir, make_fresh
+from paceline.training.settings import combine, read_assignment, read_config, read_yaml
 
 
 def _number_or_text(text: str) -> int | str:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paceline.errors import ConfigError
-from paceline.training.config import RunConfig, combine, read_yaml
+from paceline.training.config import RunConfig
 from paceline.training.old_keys import KEYS, MODES, Known, Told
 from paceline.training.run_file import show
+from paceline.training.settings import combine, read_yaml
 
 _MARKS = {"sync_rule", "sync_start", "avg_freq", "sync_freq", "exch_strategy", "n_epochs", *MODES}
 """Keys that no run file of today has: one of them tells that a file is old."""

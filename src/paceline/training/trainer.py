@@ -24,7 +24,7 @@ from paceline.training.checkpoint.resumed import FOLDER, Resumed, find_resumed
 from paceline.training.checkpoint.saver import Saver
 from paceline.training.checkpoint.store import Store
 from paceline.training.clock import Clock
-from paceline.training.config import RunConfig, read_config
+from paceline.training.config import RunConfig
 from paceline.training.datasets import data_cache, open_datasets
 from paceline.training.exchange import (
     Exchange,
@@ -40,6 +40,7 @@ from paceline.training.lockstep import LockstepRun
 from paceline.training.once import once
 from paceline.training.orders import Orders
 from paceline.training.rundir import find_run_dir, make_run_dir, summarise, write_json
+from paceline.training.settings import read_config
 from paceline.training.start import start_equal
 from paceline.training.worker import Worker
 

@@ -12,7 +12,8 @@ from paceline.data.files import reads_keys
 from paceline.data.keys import Keys, read_keys
 from paceline.data.lists import read_list
 from paceline.errors import ConfigError, DataError
-from paceline.training.config import RunConfig, read_assignment, read_config
+from paceline.training.config import RunConfig
+from paceline.training.settings import read_assignment, read_config
 
 A, B = np.arange(12.0).reshape(6, 2), np.arange(6.0)
 Y, Z = np.arange(6), np.eye(6, dtype=np.float32)

@@ -13,8 +13,8 @@ from paceline.comm.solo import SoloWorld
 from paceline.data import DatasetSource, Shard, open_data, training_batches
 from paceline.data.fingerprint import sum_samples
 from paceline.errors import DataError
-from paceline.training.config import read_config
 from paceline.training.datasets import open_datasets
+from paceline.training.settings import read_config
 
 ROWS = 50
 

@@ -16,7 +16,7 @@ from paceline.frameworks import load_file, make_replica
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.frameworks.torch_files import load_weights
 from paceline.training.build import build_replica
-from paceline.training.config import read_config
+from paceline.training.settings import read_config
 
 
 def network():

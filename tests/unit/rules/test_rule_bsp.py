@@ -5,7 +5,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.rules import BSP, RULES, make_rule
 from paceline.rules.settings import WIRES
-from paceline.training.config import read_assignment, read_config
+from paceline.training.settings import read_assignment, read_config
 
 
 def test_powersgd_has_a_rank():

@@ -5,8 +5,8 @@ import pytest
 
 from paceline.comm.threads import run_world
 from paceline.errors import ConfigError, DataError
-from paceline.training.config import read_config
 from paceline.training.datasets import open_datasets
+from paceline.training.settings import read_config
 
 X, Y = np.arange(40.0).reshape(20, 2), np.arange(20)
 

@@ -9,15 +9,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
-from paceline.training.config import (
-    DataConfig,
-    RunConfig,
-    combine,
-    read_assignment,
-    read_config,
-    read_yaml,
-)
+from paceline.training.config import DataConfig, RunConfig
 from paceline.training.run_file import show
+from paceline.training.settings import combine, read_assignment, read_config, read_yaml
 
 fuzzed = settings(
     max_examples=150,

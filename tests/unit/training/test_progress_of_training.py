@@ -4,8 +4,8 @@ import pytest
 
 from paceline.errors import ConfigError
 from paceline.training.clock import Clock
-from paceline.training.config import read_config
 from paceline.training.schedules import Constant, Cosine, Step
+from paceline.training.settings import read_config
 from paceline.training.stopping import StopConfig, Stopping
 
 

@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from paceline.observe.trial import TRIAL
-from paceline.training.config import read_config
 from paceline.training.rundir import make_fresh
+from paceline.training.settings import read_config
 
 
 def test_runs_lie_in_a_folder_of_their_own_with_the_time(tmp_path: Path, monkeypatch):
