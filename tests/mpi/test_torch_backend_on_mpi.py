@@ -45,6 +45,15 @@ def test_who_is_late_is_named_with_operation_and_number(mpirun):
     assert who + "recv from rank 1, tag 5 of 1 x float32, number 1: waited 2 s" in done.stdout
 
 
+def test_a_message_of_another_length_is_told_with_who_sent_it(mpirun):
+    done = mpirun(2, "torch_backend_endings.py", "long")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("DONE") == 2
+    long = "recv from any rank, tag 0 of 2 x float32, number 1: WorldError: the message that came"
+    assert f"{long} from rank 1 is longer than the 8 bytes expected" in done.stdout
+    assert "4 bytes came from rank 1 where 8 were expected" in done.stdout
+
+
 def test_a_rank_that_raises_ends_the_others_and_is_heard(mpirun):
     done = mpirun(2, "torch_backend_endings.py", "raise")
     assert done.returncode == 1

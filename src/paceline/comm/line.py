@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Literal, Protocol, TypeVar
 
 from paceline.comm.world import ANY_RANK, Buffer
+from paceline.errors import WorldError
 
 How = Literal["sum", "product", "min", "max", "and", "or", "xor"]
 """How numbers of several ranks become one; the last three are of bits."""
@@ -147,7 +148,7 @@ class _SoloIncoming:
 
     def take(self, message: Buffer) -> None:
         if message.nbytes > self._buffer.nbytes:
-            raise ValueError(f"a message of {message.nbytes} bytes for {self._buffer.nbytes}")
+            raise too_long(0, self._buffer.nbytes)
         self._buffer[: message.size] = message
         self.source, self.nbytes = 0, message.nbytes
 
@@ -157,6 +158,14 @@ class _SoloIncoming:
     def cancel(self) -> None:
         if self in self._queue:
             self._queue.remove(self)
+
+
+def too_long(source: int, room: int) -> WorldError:
+    """What to raise when more has come than there is room for."""
+    return WorldError(
+        f"the message that came from rank {source} is longer than the {room} bytes expected; "
+        "the tensors of both ranks must have the same size and type"
+    )
 
 
 def cut(buffer: Buffer, longest: int) -> list[Buffer]:

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from paceline.comm.line import MAX_ELEMENTS, How, Incoming, Requests, Steps, cut
+from paceline.comm.line import MAX_ELEMENTS, How, Incoming, Requests, Steps, cut, too_long
 from paceline.comm.lines import Lines, solo_lines
 from paceline.comm.mpi import MPIWorld  # which says how MPI is to start
 from paceline.comm.stream_sum import StreamSum
@@ -41,11 +41,9 @@ class MPILine:
         self.longest = MAX_ELEMENTS
 
     def until(self, requests: Requests) -> Steps[None]:
-        if not requests:
-            return
-        waiting = list(requests)
-        while not MPI.Request.Testall(waiting):
-            yield False
+        for request in requests:
+            while not request.Test():
+                yield False
 
     def broadcast(self, buffer: Buffer, root: int) -> Requests:
         return [self._comm.Ibcast(piece, root=root) for piece in cut(buffer, self.longest)]
@@ -85,7 +83,8 @@ class MPILine:
                 "name the rank that sends it"
             )
         wanted = MPI.ANY_SOURCE if source == ANY_RANK else source
-        return _Coming([self._comm.Irecv(piece, source=wanted, tag=tag) for piece in pieces])
+        requests = [self._comm.Irecv(piece, source=wanted, tag=tag) for piece in pieces]
+        return _Coming(requests, buffer.nbytes)
 
     def split(self, colour: int) -> MPILine:
         """A line of the ranks that gave the same colour; all ranks make it together."""
@@ -103,24 +102,30 @@ class MPILine:
 class _Coming:
     """Posted receives of the pieces of one message."""
 
-    def __init__(self, requests: list[Any]) -> None:
+    def __init__(self, requests: list[Any], room: int) -> None:
         self.source, self.nbytes = ANY_RANK, 0
-        self._requests, self._left = requests, len(requests)
-        self._statuses = [MPI.Status() for _ in requests]
+        self._requests, self._room = requests, room
+        self._status = MPI.Status()
 
     def done(self) -> bool:
-        if self._left and MPI.Request.Testall(self._requests, self._statuses):
-            self._left = 0
-            self.source = self._statuses[0].Get_source()
-            self.nbytes = sum(status.Get_count(MPI.BYTE) for status in self._statuses)
-        return not self._left
+        while self._requests:
+            try:
+                if not self._requests[0].Test(self._status):
+                    return False
+            except MPI.Exception as error:
+                if error.Get_error_class() != MPI.ERR_TRUNCATE:
+                    raise
+                raise too_long(self._status.Get_source(), self._room) from error
+            del self._requests[0]
+            self.source = self._status.Get_source()
+            self.nbytes += self._status.Get_count(MPI.BYTE)
+        return True
 
     def cancel(self) -> None:
-        if self._left:
-            for request in self._requests:
-                request.Cancel()
-            MPI.Request.Waitall(self._requests)
-            self._left = 0
+        for request in self._requests:
+            request.Cancel()
+        MPI.Request.Waitall(self._requests)
+        self._requests.clear()
 
 
 def open_lines(world: MPIWorld, ranks: Sequence[int], nodes: Sequence[int], name: str) -> Lines:

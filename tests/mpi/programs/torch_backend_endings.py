@@ -76,6 +76,16 @@ if what == "late":
     print("DONE", flush=True)
     dist.barrier(group=pair)
     paceline.init().abort(3)  # what was given up is still under way
+elif what == "long":
+    if rank == 0:
+        expect(lambda: dist.recv(torch.ones(2)))
+        expect(lambda: dist.recv(torch.ones(2), 1, tag=1))
+    else:
+        dist.send(torch.ones(5), 0)
+        dist.send(torch.ones(1), 0, tag=1)
+    dist.barrier()  # the group goes on
+    print("DONE", flush=True)
+    dist.destroy_process_group()
 elif what == "raise":
     if rank == 1:
         raise ValueError("rank is unwell")
