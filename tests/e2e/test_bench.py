@@ -75,6 +75,17 @@ def test_only_the_peers_that_were_asked_for_run(paceline, tmp_path):
     assert "invalid choice: 'nccl'" in refused.stderr
 
 
+def test_ddp_runs_on_both_backends_in_turn(paceline, tmp_path):
+    done = paceline("bench", "ddp", "--quick", "--networks", "cnn", "--json", "rows.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    sums = ["all_reduce, 1 KB, 2 ranks", "all_reduce, 1 MB, 2 ranks"]
+    assert [row["case"] for row in rows] == [*sums, "cnn, 2 ranks"]
+    assert [list(row["peers"]) for row in rows] == [["gloo"], ["gloo"], ["limit", "gloo"]]
+    assert all(row["unit"] == "ms" and row["ours"] > 0 for row in rows)
+    assert rows[2]["ours"] > rows[0]["ours"], "a step takes longer than a small sum"
+
+
 @needs_proc
 def test_a_node_of_ours_holds_parameters_and_optimizer_state_once(paceline, tmp_path):
     done = paceline("bench", "memory", "--quick", "-n", "3", "--json", "rows.json")

@@ -57,7 +57,7 @@ def _measure_size(
         check_result(world, name, contestant)
         contestant.vector[:] = 0  # a sum of sums of sums would soon be infinite
     best = best_of(
-        rounds, {name: _timed(world, each.call, span_s) for name, each in contestants.items()}
+        rounds, {name: timed(world, each.call, span_s) for name, each in contestants.items()}
     )
     world.drop_buffer(contestants["ours"].vector)
     return best
@@ -81,7 +81,7 @@ def check_result(world: World, name: str, contestant: Contestant) -> None:
         )
 
 
-def _timed(world: World, call: Callable[[], Any], span_s: float) -> Callable[[], float]:
+def timed(world: World, call: Callable[[], Any], span_s: float) -> Callable[[], float]:
     """Seconds per call; as many calls as take about `span_s`, the same number on all ranks."""
     calls = LEAST_CALLS
     for _ in range(2):  # the first calls are slow, and too few to tell

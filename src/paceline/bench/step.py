@@ -24,8 +24,13 @@ _TIMEOUT_S = 3600
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, default=(2,))
-    _add_names(parser, "--networks", NETWORKS, "what is trained")
+    add_networks(parser, NETWORKS)
     _add_names(parser, "--rules", tuple(RULES), "how the ranks keep pace, with default settings")
+
+
+def add_networks(parser: argparse.ArgumentParser, networks: Sequence[str]) -> None:
+    """`--networks cnn mlp`: some of these."""
+    _add_names(parser, "--networks", networks, "what is trained")
 
 
 def _add_names(

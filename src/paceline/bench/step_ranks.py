@@ -33,7 +33,7 @@ from paceline.training.pace import keep_pace
 
 _TAG = 17
 _LOOK_EVERY_S = 0.002
-_WARM_UP = 3
+WARM_UP = 3
 """Steps before anything is timed: momentum is allocated in the first, DDP arranges its buckets
 after the first, and the allocator knows all sizes by the third."""
 _FEWEST_STEPS = 3
@@ -100,7 +100,7 @@ def measure(world: World, settings: dict[str, Any]) -> list[dict[str, Any]]:
         plain, ddp = Learner(network, world.rank), Learner(network, world.rank)
         ddp.model = DistributedDataParallel(ddp.model)
         steps = count_steps(world, plain, settings["round_s"])
-        ddp.train(_WARM_UP)
+        ddp.train(WARM_UP)
         ddp.rest()
         peers = {
             "one": partial(time_alone, world, plain, steps),
@@ -131,7 +131,7 @@ def _measure_group(
             learner = Learner(network, world.rank)
             pace = keep_pace(learner.model, learner.optimizer, rule, share=True, world=world)
             blocks.enter_context(pace)
-            learner.train(_WARM_UP)
+            learner.train(WARM_UP)
             learner.rest()
             contestants[rule.name] = partial(time_steps, world, learner, plans[rule.name].steps)
         say(world, f"  rounds: {rounds}, of {', '.join(contestants)}")
@@ -166,8 +166,8 @@ def time_alone(world: World, learner: Learner, steps: int) -> float:
 
 def count_steps(world: World, learner: Learner, round_s: float) -> int:
     """Steps of a round that takes about so long without communication, the same on all ranks."""
-    learner.train(_WARM_UP)
-    return max(_FEWEST_STEPS, round(round_s / time_steps(world, learner, _WARM_UP)))
+    learner.train(WARM_UP)
+    return max(_FEWEST_STEPS, round(round_s / time_steps(world, learner, WARM_UP)))
 
 
 @dataclass(frozen=True)
