@@ -13,6 +13,14 @@ def test_every_collective_gives_what_was_computed_alone(mpirun, ranks):
     assert done.stdout.count("passed check_") >= 20
 
 
+def test_tensors_of_a_device_go_through_the_host_or_to_an_mpi_that_takes_them(mpirun):
+    done = mpirun(2, "torch_backend_far.py", timeout_s=110)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("passed check_") >= 20
+    assert done.stdout.count("exposed 6") == 2
+    assert len(re.findall(r"MPI was asked: True (True|False)", done.stdout)) == 2
+
+
 def test_ddp_trains_as_on_gloo_in_all_its_modes(mpirun):
     done = mpirun(2, "torch_backend_ddp.py", timeout_s=110)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,8 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.errors import LaunchError
@@ -17,8 +18,10 @@ from paceline.launch.environment import Environment, detect
 from paceline.launch.foreground import Ended
 from paceline.launch.gpus import deal_gpus
 from paceline.launch.hosts import Host, parse_hosts, read_hostfile
+from paceline.launch.introduction import RANKS_PER_HOST
 from paceline.launch.local import RESTART, find_mpirun, start_alone, start_ranks
 from paceline.launch.lodging import settle_in
+from paceline.launch.meeting import PORTS_TRIED, meeting_place
 from paceline.launch.placement import Plan, plan_ranks
 from paceline.launch.restarts import run_with_restarts
 from paceline.launch.srun import find_srun
@@ -71,11 +74,13 @@ def start_or_join(
     command: Sequence[str],
     join: Callable[[], int],
     again: Callable[[], Sequence[str]] | None = None,
+    for_torch: bool = False,
 ) -> int:
     """Run `join` in this process if it is a rank or the only one, else start ranks of `command`.
 
     After a failure they are started again up to `args.restarts` times, with the command that
-    `again` gives, else with the same.
+    `again` gives, else with the same. `for_torch`: ranks find what torchrun would tell them, and
+    GPUs are left alone, which such programs choose by LOCAL_RANK; `paceline.init` deals them.
     """
     environment = detect()
     if args.threads:  # what was asked for wins over what the shell has set
@@ -83,7 +88,8 @@ def start_or_join(
     if environment.launched:
         _check_launched(environment, args)
         settle_in()
-        deal_gpus(environment)
+        if not for_torch:
+            deal_gpus(environment)
         return join()
     if _is_lone_rank(environment, args):
         return join()
@@ -91,20 +97,44 @@ def start_or_join(
     plan = _plan(args) if launcher else Plan(1, args.threads or available_cores(), Placement())
     if plan.ranks == 1 and not plan.placement.hosts and not args.restarts:
         os.environ |= {"PACELINE_RANKS": "1", RESTART: "0"}
-        return join()
+        with _place_to_meet(plan.placement, for_torch) as told:
+            os.environ |= told
+            return join()
 
     def run(restart: int) -> Ended:
         words = again() if restart and again is not None else command
         program = (sys.executable, "-m", "paceline", *words)
-        job = Job(plan.ranks, plan.threads, program, plan.placement)
-        if launcher is None or (plan.ranks == 1 and not plan.placement.hosts):
-            return start_alone(job, restart)
-        return start_ranks(job, restart, launcher)
+        for attempt in range(PORTS_TRIED):
+            with _place_to_meet(plan.placement, for_torch) as told:
+                job = Job(plan.ranks, plan.threads, program, plan.placement, told)
+                ended = _start(job, restart, launcher)
+            if not ended.port_taken or ended.signalled:
+                break
+            if attempt + 1 < PORTS_TRIED:
+                sys.stderr.write("paceline: starting the ranks again, with another port\n")
+        return ended
 
     ended = run_with_restarts(run, args.restarts)
     if ended.code in _SIGNALLED and ended.signalled and not ended.saved:
         sys.stderr.write(f"paceline: {_SIGNALLED[ended.code]}; all ranks were ended\n")
     return ended.code
+
+
+def _start(job: Job, restart: int, launcher: Mpirun | None) -> Ended:
+    if launcher is None or (job.ranks == 1 and not job.placement.hosts):
+        return start_alone(job, restart)
+    return start_ranks(job, restart, launcher)
+
+
+@contextmanager
+def _place_to_meet(placement: Placement, for_torch: bool) -> Iterator[dict[str, str]]:
+    """What ranks are told of each other for torch.distributed, while the job runs."""
+    if not for_torch:
+        yield {}
+        return
+    counts = ",".join(str(host.slots or 1) for host in placement.hosts)
+    with meeting_place(placement, os.environ) as told:
+        yield {**told, RANKS_PER_HOST: counts}
 
 
 def _check_launched(environment: Environment, args: argparse.Namespace) -> None:

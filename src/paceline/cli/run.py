@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import runpy
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from paceline.cli.ranks import add_rank_options, start_or_join
 from paceline.errors import LaunchError
+from paceline.launch.environment import detect
 from paceline.launch.foreground import SAVED
+from paceline.launch.introduction import introduce, is_on_one_node
+from paceline.launch.torch_hook import keep_stores_inside, meet_where_none_is_named
 from paceline.launch.world import everyone, fail
 
 
@@ -19,7 +25,9 @@ def add_parser(commands: Any) -> None:
         "run",
         help="start any Python script on N ranks",
         description="Start a Python script on N ranks over MPI. An exception on one rank ends all "
-        "of them. Example: paceline run -n 4 -- train.py --lr 0.1",
+        "of them. Scripts for torchrun run as they are: RANK, WORLD_SIZE, LOCAL_RANK, "
+        "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set for each rank; a MASTER_ADDR or "
+        "MASTER_PORT that you have set stays. Example: paceline run -n 4 -- train.py --lr 0.1",
         usage="paceline run [-n N] [--threads T] [--restarts N] -- SCRIPT [ARGUMENTS ...]",
     )
     add_rank_options(parser)
@@ -34,7 +42,24 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     if args.script != "-m" and not Path(args.script).is_file():
         problem = "is not a file" if Path(args.script).exists() else "does not exist"
         raise LaunchError(f"the script {args.script} {problem}")
-    return start_or_join(args, given, lambda: _run_script(args.script, args.arguments))
+    join = partial(_join, args.script, args.arguments)
+    return start_or_join(args, given, join, for_torch=True)
+
+
+def _join(script: str, arguments: list[str]) -> int:
+    """Be a rank that runs the script, as torchrun's would find itself."""
+    introduce(detect())
+    if is_on_one_node(os.environ):
+        keep_stores_inside()
+    meet_where_none_is_named(_meet_by_mpi)
+    return _run_script(script, arguments)
+
+
+def _meet_by_mpi(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
+    """Ranks of another launcher than ours were not told where to meet; MPI is started for it."""
+    from paceline.torch_backend.rendezvous import meet
+
+    return meet(url, **settings)
 
 
 def _run_script(script: str, arguments: list[str]) -> int:

@@ -272,7 +272,7 @@ class Progress:
                     operation.steps.close()
                 else:
                     self._lost.append(operation)
-                told = f"waited {operation.timeout_s:g} s in vain"
+                told = f"waited {operation.timeout_s:g} s in vain, and its timeout is over"
                 self._end(operation, error=operation.explain(told))
 
 

@@ -61,6 +61,8 @@ class Job:
     threads: int
     command: tuple[str, ...]
     placement: Placement = field(default_factory=Placement)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What ranks find in their environment besides what this machine's is."""
 
 
 def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
@@ -72,7 +74,7 @@ def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str
     options, defaults = _DIALECTS[mpirun.kind](job, mpirun, machine)
     defaults |= dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     extra = {name: value for name, value in defaults.items() if name not in machine.environ}
-    extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1"}
+    extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1", **job.variables}
     # A rank's stdout is a pty under Open MPI in any case, so isatty() there tells nothing. On
     # another machine the device of that name would be somebody else's.
     seen = machine.terminal if job.placement.leads_here else None

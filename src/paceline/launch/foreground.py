@@ -76,6 +76,8 @@ class Ended:
     code: int
     signalled: bool = False
     saved: bool = False
+    port_taken: bool = False
+    """Rank 0 could not have the port that we drew for it: another may be free."""
 
 
 class _Signals:

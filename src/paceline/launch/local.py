@@ -19,6 +19,7 @@ from paceline.launch.command import Job, Machine, Mpirun, render_command
 from paceline.launch.cores import THREAD_VARIABLES, available_cores, numa_nodes
 from paceline.launch.environment import JOB_FOLDER
 from paceline.launch.foreground import Ended, Leader, run_job
+from paceline.launch.meeting import PORT_TAKEN
 from paceline.launch.undertaker import KEEPER, remove_segments, undertaker
 
 RESTART = "PACELINE_RESTART"
@@ -111,7 +112,8 @@ def start_alone(job: Job, restart: int = 0) -> Ended:
     leader = Leader(f"rank 0 ({socket.gethostname()})", "alone")
     with _job_folder() as folder:
         place = {**threads, JOB_FOLDER: str(folder)}
-        return _run(job.command, place, {"PACELINE_RANKS": "1", RESTART: str(restart)}, leader)
+        told = {"PACELINE_RANKS": "1", RESTART: str(restart), **job.variables}
+        return _run(job.command, place, told, leader)
 
 
 def _run(
@@ -126,6 +128,7 @@ def _run(
         ended = run_job(argv, {**place, **environ, **extra}, raw, folder, leader, guard)
         if since_s is not None:
             remove_segments(since_s)
+        ended = replace(ended, port_taken=(folder / PORT_TAKEN).exists())
         shutil.rmtree(folder, ignore_errors=True)  # before the undertaker is sent home
     return ended
 

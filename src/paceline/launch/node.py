@@ -57,6 +57,26 @@ def read_interfaces(root: Path = _ROOT) -> dict[str, list[str]]:
     return found
 
 
+def outside_addresses(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
+    """Addresses that other nodes may reach, those of IPv4 first."""
+    every = [one for listed in interfaces.values() for one in listed]
+    good = [one for one in every if not is_loopback(one) and not one.startswith("fe80")]
+    return sorted(good, key=lambda one: ":" in one)
+
+
+def interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
+    """The interface that has this address; empty if none has."""
+    return next((name for name, listed in interfaces.items() if address in listed), "")
+
+
+def own_end(address: str) -> str:
+    """The address that we have in a connection to this one; nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as asker:
+        asker.connect((address, 9))
+        return str(asker.getsockname()[0])
+
+
 def _ask(asker: socket.socket, name: str, question: int) -> bytes | None:
     import fcntl  # not on every system
 

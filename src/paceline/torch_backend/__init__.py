@@ -20,6 +20,8 @@ from typing import Any
 import torch.distributed as dist
 
 from paceline.errors import LaunchError
+from paceline.launch.gpus import SWITCH as DEAL_GPUS
+from paceline.launch.meeting import is_chosen
 from paceline.torch_backend.group import MPIGroup
 from paceline.torch_backend.joined import drive, is_joined, join
 from paceline.torch_backend.rendezvous import meet
@@ -32,15 +34,17 @@ BACKEND = "mpi4py"
 
 def monitored_barrier(
     group: dist.ProcessGroup | None = None,
-    timeout: timedelta | None = None,
+    timeout: timedelta | float | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
     """torch.distributed.monitored_barrier, which torch itself allows for gloo alone."""
     chosen = group or dist.group.WORLD
+    if isinstance(timeout, float | int):  # torch takes seconds, too
+        timeout = timedelta(seconds=timeout)
     if isinstance(chosen, MPIGroup):
         chosen.monitored_barrier(timeout, wait_all_ranks)
     else:
-        dist.monitored_barrier(group, timeout, wait_all_ranks)
+        _plain_monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def _make_group(options: Any, _: Any = None) -> MPIGroup:
@@ -64,16 +68,20 @@ def _make_group(options: Any, _: Any = None) -> MPIGroup:
 
 
 def _meet_by_environment(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """env://, the default: by MPI where nobody has named an address, which torch would refuse."""
-    if os.environ.get("MASTER_ADDR"):
+    """env://, the default: by MPI where nobody but `paceline run` has named an address."""
+    if os.environ.get("MASTER_ADDR") and not is_chosen(os.environ):
         plain: Iterator[tuple[dist.Store, int, int]] = _plain_environment(url, **settings)
         return plain
     return meet(url, **settings)
 
 
+if "LOCAL_RANK" in os.environ:  # such programs choose their GPU by it, and must see all of them
+    os.environ.setdefault(DEAL_GPUS, "0")
 if BACKEND not in dist.Backend.backend_list:
-    dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
     dist.register_rendezvous_handler(BACKEND, meet)
+# A program may put ours in its place.
+_plain_monitored_barrier = dist.monitored_barrier
 # Named like a function of torch.distributed, which hides it.
 _handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
 _plain_environment = _handlers["env"]

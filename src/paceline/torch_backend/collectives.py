@@ -15,7 +15,7 @@ from paceline.comm.line import Line, Steps
 from paceline.comm.lines import Lines
 from paceline.errors import WorldError
 from paceline.torch_backend.reductions import Operand, Reduction
-from paceline.torch_backend.tensors import Incoming, Outgoing, plain, raw, write
+from paceline.torch_backend.tensors import Incoming, Outgoing, plain, raw, room_for, write
 
 _PIECES = 0
 """The tag of the pieces of collectives."""
@@ -70,10 +70,10 @@ def all_gather(lines: Lines, outputs: list[Tensor], tensor: Tensor) -> Steps[lis
     """Every rank's tensor, in rank order; they may differ in length."""
     line, sizes = lines.together, {output.nbytes for output in outputs}
     if len(sizes) > 1 or tensor.nbytes * line.size > line.longest:
-        copies: list[Tensor | None] = [tensor] * line.size
+        copies: list[Tensor | None] = [plain(tensor)] * line.size
         yield from exchange(line, copies, list(outputs))
         return outputs
-    whole = torch.empty((line.size, tensor.numel()), dtype=tensor.dtype)
+    whole = room_for(outputs[0], (line.size, tensor.numel()), tensor.dtype)
     yield from line.until(line.all_gather(Outgoing(tensor).bytes, raw(whole)))
     for output, piece in zip(outputs, whole, strict=True):
         write(output, piece)
@@ -156,7 +156,7 @@ def reduce_scatter(
     else:
         flat = torch.cat([plain(tensor).detach().reshape(-1) for tensor in tensors])
         whole = how.operand(flat)
-        mine = torch.empty(sizes[line.rank], dtype=whole.numbers.dtype)
+        mine = room_for(output, (sizes[line.rank],), whole.numbers.dtype)
         yield from line.until(line.reduce_scatter(whole.array, mine.numpy(), sizes, how.how))
     how.finish(mine, line.size)
     write(output, mine.view(torch.bool) if output.dtype == torch.bool else mine)
@@ -173,15 +173,18 @@ def barrier(lines: Lines) -> Steps[list[Tensor]]:
     return []
 
 
-def monitored_barrier(lines: Lines, number: int, timeout_s: float) -> Steps[str]:
+def monitored_barrier(
+    lines: Lines, number: int, timeout_s: float, names_all: bool = False
+) -> Steps[str]:
     """A barrier after which rank 0 names the ranks that did not come; what went wrong, if any.
 
-    Each barrier has a tag of its own: who comes too late is not counted in the next.
+    Each barrier has a tag of its own: who comes too late is not counted in the next. What is told
+    holds the words of gloo in brackets, for programs that look for them.
     """
     line, tag = lines.together, _ROLL_CALL + number % _ROLL_CALLS
     end_s = time.monotonic() + timeout_s
     if line.rank == 0:
-        return (yield from _call_roll(line, tag, end_s, timeout_s))
+        return (yield from _call_roll(line, tag, end_s, timeout_s, names_all))
     here, verdict = np.ones(1, np.uint8), np.zeros(1, np.uint8)
     answer = line.receive(verdict, 0, tag)
     yield from line.until(line.send(here, 0, tag))
@@ -193,7 +196,7 @@ def monitored_barrier(lines: Lines, number: int, timeout_s: float) -> Steps[str]
     return "" if verdict[0] else "ranks are missing, which rank 0 names"
 
 
-def _call_roll(line: Line, tag: int, end_s: float, timeout_s: float) -> Steps[str]:
+def _call_roll(line: Line, tag: int, end_s: float, timeout_s: float, names_all: bool) -> Steps[str]:
     rooms = np.zeros((line.size, 1), np.uint8)
     called = {rank: line.receive(rooms[rank], rank, tag) for rank in range(1, line.size)}
     missing = sorted(called)
@@ -205,14 +208,24 @@ def _call_roll(line: Line, tag: int, end_s: float, timeout_s: float) -> Steps[st
     verdict = np.array([not missing], np.uint8)
     for rank in set(called) - set(missing):
         yield from line.until(line.send(verdict, rank, tag))
+    return _absence(missing, timeout_s, names_all) if missing else ""
+
+
+def _absence(missing: Sequence[int], timeout_s: float, names_all: bool) -> str:
     names = ", ".join(map(str, missing))
-    return f"no sign of rank {names} within {timeout_s:g} s" if missing else ""
+    if timeout_s <= 0:
+        gloo = "Rank 0 timed out in monitoredBarrier"
+    elif names_all:
+        gloo = f"Ranks {names} failed to pass monitoredBarrier"
+    else:
+        gloo = f"Rank {missing[0]} failed to pass monitoredBarrier"
+    return f"no sign of rank {names} within {timeout_s:g} s ({gloo})"
 
 
 def send(lines: Lines, tensors: list[Tensor], to: int, tag: int) -> Steps[list[Tensor]]:
     """Messages to one rank."""
     line = lines.messages
-    outgoing = [Outgoing(tensor).bytes for tensor in tensors]
+    outgoing = [Outgoing(tensor, by_message=line.size > 1).bytes for tensor in tensors]
     requests = [request for piece in outgoing for request in line.send(piece, to, tag)]
     yield from line.until(requests)
     return tensors
@@ -224,7 +237,7 @@ def receive(
     """Messages from one rank, or from any; `note` is told from which."""
     line = lines.messages
     for tensor in tensors:
-        room = Incoming(tensor)
+        room = Incoming(tensor, by_message=line.size > 1)
         coming = line.receive(room.bytes, source, tag)
         try:
             while not coming.done():
@@ -242,7 +255,10 @@ def exchange(
     line: Line, outgoing: Sequence[Tensor | None], incoming: Sequence[Tensor | None]
 ) -> Steps[None]:
     """Tensor i goes to rank i, and tensor j comes from rank j; None: nothing goes or comes."""
-    rooms = [None if tensor is None else Incoming(tensor) for tensor in incoming]
+    rooms = [
+        None if tensor is None else Incoming(tensor, by_message=rank != line.rank)
+        for rank, tensor in enumerate(incoming)
+    ]
     others = [rank for rank in range(line.size) if rank != line.rank]
     coming: list[tuple[Any, Incoming]] = []
     for rank in others:
@@ -253,7 +269,7 @@ def exchange(
     for rank in others:
         tensor = outgoing[rank]
         if tensor is not None:
-            requests += line.send(Outgoing(tensor).bytes, rank, _PIECES)
+            requests += line.send(Outgoing(tensor, by_message=True).bytes, rank, _PIECES)
     own, home = outgoing[line.rank], rooms[line.rank]
     if own is not None and home is not None:
         home.bytes[:] = Outgoing(own).bytes

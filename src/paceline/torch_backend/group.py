@@ -8,6 +8,7 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -15,15 +16,18 @@ from paceline.comm import ANY_RANK
 from paceline.comm.line import Steps
 from paceline.comm.lines import Lines
 from paceline.comm.progress import Operation, Progress, Queue
-from paceline.torch_backend import collectives
+from paceline.torch_backend import collectives, sparse
+from paceline.torch_backend.devices import KINDS, Device, after
 from paceline.torch_backend.reductions import Reduction, reduction_of
 from paceline.torch_backend.tensors import check, describe
+from paceline.torch_backend.untraced import untraced
 from paceline.torch_backend.work import Callbacks, GroupError, JoinedWork, MPIWork
 
 _FAREWELL_S = 5.0
 """How long what is under way may take when a group is destroyed."""
 
 
+@untraced
 class MPIGroup(dist.ProcessGroup):
     """Ranks that exchange tensors by MPI; torch makes it for the backend "mpi4py"."""
 
@@ -51,9 +55,17 @@ class MPIGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         tensors = _list(tensors)
+        if any(tensor.layout != torch.strided for tensor in tensors):
+            return self._sum_sparse(tensors, opts)
         how = self._reduction(opts, tensors, "all_reduce")
         steps = collectives.all_reduce(self._lines, tensors, how)
         return self._collect("all_reduce", tensors, opts, steps)
+
+    def _sum_sparse(self, tensors: list[Tensor], opts: Any) -> MPIWork:
+        kind = _kind(opts)
+        sparse.check_sparse(tensors, kind)
+        steps = sparse.sum_sparse(self._lines, tensors, kind)
+        return self._collect("all_reduce of sparse tensors", [], opts, steps)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
         hows = [self._reduction(opts, [tensor], "all_reduce") for tensor in tensors]
@@ -105,7 +117,8 @@ class MPIGroup(dist.ProcessGroup):
         for output, tensor in pairs:
             self._expect_times(output, tensor, "all_gather_single")
         steps = [collectives.all_gather_single(self._lines, *pair) for pair in pairs]
-        return self._collect("all_gather_single_coalesced", tensors, opts, _in_turn(steps))
+        every = [*outputs, *tensors]
+        return self._collect("all_gather_single_coalesced", every, opts, _in_turn(steps))
 
     def gather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         (tensor,), root = _list(tensors), _root(opts)
@@ -133,7 +146,8 @@ class MPIGroup(dist.ProcessGroup):
             collectives.reduce_scatter(self._lines, output, some, how)
             for output, some in zip(outputs, lists, strict=True)
         ]
-        return self._collect("reduce_scatter", outputs, opts, _in_turn(steps))
+        every = [*outputs, *(tensor for some in lists for tensor in some)]
+        return self._collect("reduce_scatter", every, opts, _in_turn(steps))
 
     def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -147,7 +161,8 @@ class MPIGroup(dist.ProcessGroup):
             how = self._reduction(opts, [output], "reduce_scatter_single")
             pieces = tensor.reshape(self._size, -1).unbind()
             steps.append(collectives.reduce_scatter(self._lines, output, list(pieces), how))
-        return self._collect("reduce_scatter_single", outputs, opts, _in_turn(steps))
+        every = [*outputs, *tensors]
+        return self._collect("reduce_scatter_single", every, opts, _in_turn(steps))
 
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
         self._expect(len(outputs), "all_to_all", "output tensors")
@@ -177,10 +192,13 @@ class MPIGroup(dist.ProcessGroup):
     ) -> None:
         """A barrier that fails after the timeout, on rank 0 with the names of the missing ranks.
 
-        All missing ranks are named, with `wait_all_ranks` or without.
+        All missing ranks are named, with `wait_all_ranks` or without; it chooses how many of them
+        are named once more in the words of gloo.
         """
-        seconds = timeout.total_seconds() if timeout else self._timeout_s
-        steps = collectives.monitored_barrier(self._lines, next(self._roll_calls), seconds)
+        seconds = self._timeout_s if timeout is None else timeout.total_seconds()
+        steps = collectives.monitored_barrier(
+            self._lines, next(self._roll_calls), seconds, wait_all_ranks
+        )
         work = self._collect("monitored_barrier", [], None, steps, seconds + 10)
         work.wait()
         problem = work.problem()
@@ -234,6 +252,16 @@ class MPIGroup(dist.ProcessGroup):
 
     _set_default_timeout = set_timeout
 
+    @property
+    def _device_types(self) -> list[torch.device]:
+        """Where its tensors may be; DCP's async_save wants the CPU among them."""
+        kinds = KINDS if torch.cuda.is_available() else ()
+        return [torch.device(kind) for kind in ("cpu", *kinds)]
+
+    def _get_backend(self, device: torch.device) -> dist.ProcessGroup:
+        """What carries the tensors of a device."""
+        return self if device.type in ("cpu", *KINDS) else super()._get_backend(device)
+
     def _set_sequence_number_for_group(self) -> None:
         """Every rank counts from 1; nothing is to be agreed on."""
 
@@ -279,17 +307,17 @@ class MPIGroup(dist.ProcessGroup):
         steps: Steps[Any],
         timeout_s: float | None = None,
     ) -> MPIWork:
-        self._check(tensors, name)
+        devices = self._check(tensors, name)
         self._number = next(self._collectives)
         echoes = self._callbacks.run_here()
         operation = Operation(
-            steps,
+            after(devices, steps) if devices else steps,
             timeout_s or self._seconds(opts),
             partial(self._explain, name, self._number, tensors),
             self._echo_queue if echoes else self._queue,
         )
         callbacks = self._echo_callbacks if echoes else self._callbacks
-        work = MPIWork(operation, self._progress, callbacks, [])
+        work = MPIWork(operation, self._progress, callbacks, [], devices)
         if getattr(opts, "asyncOp", True) or self._joined is not None:
             self._progress.submit(operation)
         else:
@@ -306,19 +334,20 @@ class MPIGroup(dist.ProcessGroup):
         sources: list[int],
         cancels: bool = False,
     ) -> MPIWork:
-        self._check(tensors, name)
+        devices = self._check(tensors, name)
+        steps = after(devices, steps) if devices else steps
         explain = partial(self._explain, name, next(self._messages), tensors)
         operation = Operation(steps, self._timeout_s, explain, cancels=cancels)
         self._progress.submit(operation)
-        work = MPIWork(operation, self._progress, Callbacks(), sources)
+        work = MPIWork(operation, self._progress, Callbacks(), sources, devices)
         if self._joined is not None:
             self._joined.append(work)
         return work
 
-    def _check(self, tensors: Sequence[Tensor], name: str) -> None:
+    def _check(self, tensors: Sequence[Tensor], name: str) -> list[Device]:
         if self._closed:
             raise GroupError(f"{name}: the group {self._name!r} was destroyed")
-        check(tensors, name)
+        return check(tensors, name)
 
     def _explain(self, name: str, number: int, tensors: Sequence[Tensor], told: str) -> GroupError:
         what = f" of {describe(list(tensors))}" if tensors else ""
@@ -335,8 +364,7 @@ class MPIGroup(dist.ProcessGroup):
         types = {tensor.dtype for tensor in tensors}
         if len(types) != 1:
             raise GroupError(f"{name}: its tensors have {len(types)} types; there must be one")
-        op = _op(opts)
-        return reduction_of(getattr(op, "op", op), types.pop(), name)
+        return reduction_of(_kind(opts), types.pop(), name)
 
     def _expect(self, count: int, name: str, what: str) -> None:
         if count != self._size:
@@ -381,7 +409,6 @@ def _root(opts: Any) -> int:
     return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", 0))
 
 
-def _op(opts: Any) -> Any:
-    if opts is None:
-        return dist.ReduceOp.SUM
-    return getattr(opts, "reduceOp", opts)
+def _kind(opts: Any) -> Any:
+    op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
+    return getattr(op, "op", op)

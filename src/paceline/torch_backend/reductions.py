@@ -7,15 +7,15 @@ sums that are rounded at every addition lose more. Truth values are bits: their 
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from paceline.comm import Buffer
 from paceline.comm.line import How
 from paceline.errors import WorldError
+from paceline.torch_backend.memory import numbers_of
 from paceline.torch_backend.tensors import name_of, plain, write
 
 _BITS: dict[Any, How] = {
@@ -68,7 +68,7 @@ class Reduction:
             with torch.inference_mode():
                 numbers.div_(ranks)
         else:  # towards zero, as torch divides; not all of its integers can be divided by it
-            array = numbers.numpy()
+            array = numbers_of(numbers)
             below = (array < 0) & (array % ranks != 0)
             array //= ranks
             array += below
@@ -81,14 +81,14 @@ def reduction_of(kind: Any, dtype: torch.dtype, what: str) -> Reduction:
 
 
 class Operand:
-    """A tensor's numbers as a flat array: the tensor's own memory where that can be."""
+    """A tensor's numbers as a flat array on the host: its own memory where that can be."""
 
     def __init__(self, tensor: Tensor, dtype: torch.dtype) -> None:
         self.tensor = tensor
         flat = plain(tensor).detach().reshape(-1)
         same_bytes = tensor.dtype == torch.bool
         self.numbers: Tensor = flat.view(dtype) if same_bytes else flat.to(dtype)
-        self.array = cast(Buffer, self.numbers.numpy())
+        self.array = numbers_of(self.numbers)
 
     def settle(self) -> None:
         """What the array holds is the tensor's now."""

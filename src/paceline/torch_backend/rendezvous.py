@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from paceline.comm import World
 from paceline.errors import LaunchError, WorldError
-from paceline.launch.node import is_loopback, read_interfaces
+from paceline.launch.node import interface_of, outside_addresses, own_end, read_interfaces
 from paceline.torch_backend.joined import join
 
 _CONNECT_S = 3.0
@@ -64,7 +64,7 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
             store.set(_KEY, token)
         except (OSError, RuntimeError) as error:
             problem = f"no store could be opened on {world.node}: {error}"
-    addresses = [_LOOPBACK] if one_node else _outside(interfaces)
+    addresses = [_LOOPBACK] if one_node else outside_addresses(interfaces)
     port = store.port if store else 0
     addresses, port, token, problem = world.tell((addresses, port, token, problem))
     if problem:
@@ -76,7 +76,7 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
     _check_ways(ways, addresses)
     assert store is not None
     store.set_timeout(timeout)
-    _name_interface(ways[-1] if world.rank == 0 else _own_end(address), interfaces)
+    _name_interface(ways[-1] if world.rank == 0 else own_end(address), interfaces)
     return store
 
 
@@ -127,17 +127,9 @@ def _attempt(address: str, port: int, token: str, size: int, found: list[dist.TC
             found.append(store)
 
 
-def _own_end(address: str) -> str:
-    """The address that we have in a connection to this one; nothing is sent."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as asker:
-        asker.connect((address, 9))
-        return str(asker.getsockname()[0])
-
-
 def _name_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> None:
     """gloo's own choice may be loopback, or a network that leads nowhere."""
-    name = _interface_of(address, interfaces)
+    name = interface_of(address, interfaces)
     if name and not os.environ.get(_INTERFACE):
         os.environ[_INTERFACE] = name
 
@@ -150,14 +142,3 @@ def _check_ways(ways: Sequence[str], tried: Sequence[str]) -> None:
             f"({', '.join(tried) or 'none outside loopback'}). Look at the firewall between the "
             "nodes with `paceline doctor --hosts`"
         )
-
-
-def _outside(interfaces: Mapping[str, Sequence[str]]) -> list[str]:
-    """Addresses that other nodes may reach, those of IPv4 first."""
-    every = [one for listed in interfaces.values() for one in listed]
-    good = [one for one in every if not is_loopback(one) and not one.startswith("fe80")]
-    return sorted(good, key=lambda one: ":" in one)
-
-
-def _interface_of(address: str, interfaces: Mapping[str, Sequence[str]]) -> str:
-    return next((name for name, listed in interfaces.items() if address in listed), "")

@@ -3,47 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from paceline.comm import Buffer
 from paceline.errors import WorldError
+from paceline.torch_backend.devices import KINDS, Device, device_of
+from paceline.torch_backend.memory import bytes_of
 
 
-def check(tensors: Sequence[Tensor], what: str) -> None:
-    """Refuse what cannot travel, before anything is started."""
+def check(tensors: Sequence[Tensor], what: str) -> list[Device]:
+    """Refuse what cannot travel, before anything is started; on which devices the tensors are."""
+    devices: list[Device] = []
     for tensor in tensors:
         if not tensor.is_cpu:
-            raise WorldError(
-                f"{what}: a tensor is on {tensor.device}, and the mpi4py backend carries those of "
-                "the CPU; use .cpu(), or the nccl backend with init_method='mpi4py://'"
-            )
+            if tensor.device.type not in KINDS:
+                raise WorldError(
+                    f"{what}: a tensor is on {tensor.device}, and the mpi4py backend carries those "
+                    f"of cpu and {', '.join(KINDS)}; use .cpu()"
+                )
+            device = device_of(tensor)
+            if device not in devices:
+                devices.append(device)
         if tensor.layout != torch.strided:
             raise WorldError(f"{what}: a tensor is {tensor.layout}; use .to_dense()")
+    return devices
 
 
 def raw(tensor: Tensor) -> Buffer:
     """The bytes of a contiguous tensor, where they are."""
-    flat = tensor.detach().reshape(-1)
-    return cast(Buffer, flat.view(torch.uint8).numpy())
+    return bytes_of(tensor)
 
 
 class Outgoing:
-    """The bytes of a tensor that is sent; of one with gaps those of a copy."""
+    """The bytes of a tensor that is sent: its own, or those of a copy on the host without gaps."""
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.bytes = raw(plain(tensor))
+    def __init__(self, tensor: Tensor, by_message: bool = False) -> None:
+        """`by_message`: it goes in a message of MPI, which may know the tensor's device."""
+        exposed = None if tensor.is_cpu or not by_message else _expose(tensor)
+        self.bytes = raw(plain(tensor)) if exposed is None else exposed
 
 
 class Incoming:
-    """Room for the bytes of a tensor that is received: its own, unless it has gaps."""
+    """Room for the bytes of a tensor that is received: its own, or some on the host."""
 
-    def __init__(self, tensor: Tensor, keep: bool = False) -> None:
-        """`keep`: it starts with what the tensor holds."""
+    def __init__(self, tensor: Tensor, keep: bool = False, by_message: bool = False) -> None:
+        """`keep`: it starts with what the tensor holds; `by_message` as for Outgoing."""
         self.tensor = tensor
-        self._room = tensor if _is_plain(tensor) else plain(tensor) if keep else _room_for(tensor)
+        exposed = None if tensor.is_cpu or not by_message else _expose(tensor)
+        if exposed is not None:
+            self._room, self.bytes = tensor, exposed
+            return
+        as_it_is = tensor.is_cpu and _is_plain(tensor)
+        self._room = tensor if as_it_is else plain(tensor) if keep else room_for(tensor)
         self.bytes = raw(self._room)
 
     def settle(self) -> None:
@@ -53,28 +67,49 @@ class Incoming:
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The tensor without gaps and lazy conjugation; itself if it has none."""
+    """The tensor on the host, without gaps and lazy conjugation; itself if it is that."""
+    if not tensor.is_cpu:
+        return device_of(tensor).fetch(tensor)
     if _is_plain(tensor):
         return tensor
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def write(tensor: Tensor, values: Tensor) -> None:
-    """Overwrite a tensor, whatever the caller's thread records about it."""
+    """Overwrite a tensor by one on the host, whatever the caller's thread records about it."""
     if tensor.is_inference():
         with torch.inference_mode():
-            tensor.copy_(values.view(tensor.shape))
+            _copy(tensor, values.view(tensor.shape))
     else:
         with torch.no_grad():
-            tensor.detach().copy_(values.view(tensor.shape))
+            _copy(tensor.detach(), values.view(tensor.shape))
+
+
+def room_for(
+    tensor: Tensor, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Memory of the host for what will be a tensor's: of its shape and type, or of these."""
+    shape = tensor.shape if shape is None else shape
+    if tensor.is_cpu:
+        return torch.empty(tuple(shape), dtype=dtype or tensor.dtype)
+    return device_of(tensor).room(shape, dtype or tensor.dtype)
+
+
+def _copy(tensor: Tensor, values: Tensor) -> None:
+    if tensor.is_cpu:
+        tensor.copy_(values)
+    else:
+        device_of(tensor).store(tensor, values)
 
 
 def _is_plain(tensor: Tensor) -> bool:
     return bool(tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
 
 
-def _room_for(tensor: Tensor) -> Tensor:
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+def _expose(tensor: Tensor) -> Buffer | None:
+    """The bytes of a device's tensor where they are, if MPI takes them there."""
+    device = device_of(tensor)
+    return device.expose(tensor) if device.takes_messages and _is_plain(tensor) else None
 
 
 def describe(tensors: list[Tensor]) -> str:

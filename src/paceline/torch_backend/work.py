@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,6 +16,8 @@ from torch.futures import Future
 
 from paceline.comm.progress import Operation, Progress
 from paceline.errors import WorldError
+from paceline.torch_backend.devices import Device
+from paceline.torch_backend.untraced import untraced
 
 
 class GroupError(WorldError, RuntimeError):
@@ -58,11 +60,12 @@ class Callbacks:
             call()
 
 
+@untraced
 class OperationFuture(Future):
     """A future whose Python callbacks run as `Callbacks` says, even if it has long been done."""
 
     def __init__(self, work: MPIWork, operation: Operation, callbacks: Callbacks) -> None:
-        super().__init__()
+        super().__init__(devices=work.future_devices)
         self._work, self._operation, self._callbacks = work, operation, callbacks
         operation.when_over(partial(_settle, self))
 
@@ -72,10 +75,63 @@ class OperationFuture(Future):
         return super().wait()
 
     def then(self, callback: Any) -> Future:
-        relay: Future = Future()
-        result: Future = relay.then(callback)
-        self._operation.when_over(lambda over: self._callbacks.add(partial(_settle, relay, over)))
-        return result
+        link = LinkFuture(self._callbacks, self._work.future_devices)
+        self._operation.when_over(
+            lambda over: self._callbacks.add(partial(self._call, link, callback, over))
+        )
+        return link
+
+    def add_done_callback(self, callback: Any) -> None:
+        self.then(callback)
+
+    def _call(self, link: LinkFuture, callback: Any, over: Operation) -> None:
+        # Its own value may be on its way yet, in the thread that ended the operation.
+        done: Future = Future(devices=self._work.future_devices)
+        _settle(done, over)
+        link.settle(callback, done)
+
+
+@untraced
+class LinkFuture(Future):
+    """What a callback returns, when it has; the next one of the chain runs as `Callbacks` says.
+
+    One that is added before runs right after it. One that is added later waits for its turn, and
+    never runs in the thread that adds it: so on all ranks what it starts goes by the same line,
+    and a chain is through before that of an operation that was started after it was made.
+    """
+
+    def __init__(self, callbacks: Callbacks, devices: list[torch.device]) -> None:
+        super().__init__(devices=devices)
+        self._callbacks, self._devices = callbacks, devices
+        self._next: list[Callable[[], None]] | None = []
+        self._mutex = threading.Lock()
+
+    def settle(self, callback: Any, source: Future) -> None:
+        """Take what the callback makes of its source, and call the next ones."""
+        try:
+            value = callback(source)
+        except GroupError as error:
+            self.set_exception(error)
+        except Exception as error:
+            told = GroupError(f"a callback failed with {type(error).__name__}: {error}")
+            told.__cause__ = error
+            self.set_exception(told)
+        else:
+            self.set_result(value)
+        with self._mutex:
+            calls, self._next = self._next or [], None
+        for call in calls:
+            call()
+
+    def then(self, callback: Any) -> Future:
+        link = LinkFuture(self._callbacks, self._devices)
+        call = partial(link.settle, callback, self)
+        with self._mutex:
+            if self._next is not None:
+                self._next.append(call)
+                return link
+        self._callbacks.add(call)
+        return link
 
     def add_done_callback(self, callback: Any) -> None:
         self.then(callback)
@@ -88,13 +144,20 @@ def _settle(future: Future, operation: Operation) -> None:
         future.set_result(operation.result)
 
 
+@untraced
 class MPIWork(dist.Work):
     """An operation of a group, as torch asks about it."""
 
     def __init__(
-        self, operation: Operation, progress: Progress, callbacks: Callbacks, sources: list[int]
+        self,
+        operation: Operation,
+        progress: Progress,
+        callbacks: Callbacks,
+        sources: list[int],
+        devices: Sequence[Device] = (),
     ) -> None:
         super().__init__()
+        self._devices = devices
         self._operation, self._progress = operation, progress
         self._callbacks, self._sources = callbacks, sources
         self._future: OperationFuture | None = None
@@ -112,6 +175,11 @@ class MPIWork(dist.Work):
     def settle(self) -> None:
         """Return when it is over, well or not."""
         self._progress.wait(self._operation)
+
+    @property
+    def future_devices(self) -> list[torch.device]:
+        """What its futures must know of the devices that its tensors are on."""
+        return [one for device in self._devices for one in device.future_devices]
 
     def get_future(self) -> Future:
         with self._mutex:
@@ -146,6 +214,7 @@ class MPIWork(dist.Work):
     _source_rank = source_rank
 
 
+@untraced
 class JoinedWork(dist.Work):
     """Several works as one."""
 

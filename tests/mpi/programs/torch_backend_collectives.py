@@ -338,6 +338,44 @@ def check_barriers():
     paceline.torch_backend.monitored_barrier(timeout=timedelta(seconds=30))
 
 
+def check_monitored_barriers_that_nobody_comes_to():
+    group = dist.new_group()
+    if RANK == 0 and SIZE > 1:
+        everyone_else = ", ".join(map(str, range(1, SIZE)))
+        with pytest.raises(RuntimeError, match=f"no sign of rank {everyone_else} within 0 s"):
+            group.monitored_barrier(timedelta(0))  # at once, not after the time of the group
+        with pytest.raises(RuntimeError, match=f"Ranks {everyone_else} failed to pass"):
+            paceline.torch_backend.monitored_barrier(group, 0.1, wait_all_ranks=True)
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
+            paceline.torch_backend.monitored_barrier(group, 0.1)
+
+
+def check_sparse_sums():
+    places = torch.tensor([[0, RANK + 1], [0, 1]])  # one that all ranks have, and one of each
+    for dtype, op in itertools.product(FLOATS, ("SUM", "AVG")):
+        tensor = torch.sparse_coo_tensor(places, torch.ones(2, 3, dtype=dtype), (SIZE + 1, 2, 3))
+        expected = torch.zeros(SIZE + 1, 2, 3, dtype=dtype)
+        expected[0, 0], expected[1:, 1] = SIZE, 1
+        dist.all_reduce(tensor, getattr(dist.ReduceOp, op))
+        assert tensor.is_sparse
+        same(tensor.to_dense(), expected / (SIZE if op == "AVG" else 1), (dtype, op))
+    with pytest.raises(WorldError, match="SUM and AVG, not MAX"):
+        dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    with pytest.raises(WorldError, match=r"sparse_csr on cpu.*to_dense"):
+        dist.all_reduce(torch.eye(2).to_sparse_csr())
+
+
+def check_ddp_sums_sparse_gradients():
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(SIZE + 1, 2, sparse=True)
+    model = torch.nn.parallel.DistributedDataParallel(table)
+    model(torch.tensor([0, RANK + 1])).sum().backward()
+    expected = torch.full((SIZE + 1, 2), 1 / SIZE)
+    expected[0] = 1.0
+    assert table.weight.grad.is_sparse
+    torch.testing.assert_close(table.weight.grad.to_dense(), expected)
+
+
 def check_futures():
     work = dist.all_reduce(torch.ones(2) * RANK, async_op=True)
     doubled = work.get_future().then(lambda done: done.value()[0] * 2)

@@ -10,25 +10,34 @@ import torch
 import torch.distributed as dist
 
 import paceline.torch_backend
-from paceline.launch.node import read_interfaces
-from paceline.torch_backend.rendezvous import _outside
+from paceline.launch.node import outside_addresses, read_interfaces
 
 what = sys.argv[1]
-if what == "loopback":
-    dist.init_process_group("gloo", init_method="mpi4py://")
+
+
+def listening():
+    """The sockets of this process that wait for others: address and number."""
     files = list(Path("/proc/self/fd").iterdir())
     own = {str(file.readlink()) for file in files if file.is_symlink()}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for row in map(str.split, Path(table).read_text().splitlines()[1:]):
             if row[3] == "0A" and f"socket:[{row[9]}]" in own:
-                print("listens at", row[1].partition(":")[0], flush=True)
+                yield row[1].partition(":")[0], row[9]
+
+
+if what == "loopback":
+    paceline.init()
+    of_mpi = set(listening())  # MPICH's own ways to other ranks
+    dist.init_process_group("gloo", init_method="mpi4py://")
+    for address, _ in set(listening()) - of_mpi:
+        print(f"listens at {address}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
     sys.exit()
 
 if what == "gloo":
     world = paceline.init()
-    if _outside(read_interfaces()):
+    if outside_addresses(read_interfaces()):
         world.node_ranks = (world.rank,)  # as if every rank were on a node of its own
     dist.init_process_group("gloo", init_method="mpi4py://")
     tensor = torch.tensor([dist.get_rank() + 1.0])
@@ -36,7 +45,7 @@ if what == "gloo":
     some = dist.new_group([0, dist.get_world_size() - 1], backend="mpi4py")
     if some is not dist.GroupMember.NON_GROUP_MEMBER:
         dist.all_reduce(tensor, group=some)
-    print("sum", tensor.item(), flush=True)
+    print(f"sum {tensor.item()}", flush=True)
     alone = len(world.node_ranks) == 1
     assert (os.environ["GLOO_SOCKET_IFNAME"] == "lo") == (not alone)
     dist.destroy_process_group()

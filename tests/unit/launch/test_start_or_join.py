@@ -61,6 +61,42 @@ def test_one_rank_without_restarts_is_this_process(started):
     assert started == []
 
 
+@pytest.mark.parametrize(("taken", "starts"), [(0, 1), (1, 2), (9, 3)])
+def test_a_port_that_is_taken_is_another_start_but_no_restart(
+    started, monkeypatch, capsys, taken, starts
+):
+    told = []
+
+    def start(job, restart, launcher):
+        told.append((job.variables["MASTER_PORT"], restart))
+        return Ended(1, port_taken=len(told) <= taken)
+
+    monkeypatch.setattr(ranks, "start_ranks", start)
+    assert ranks.start_or_join(parse("-n", "2"), ["run"], never, for_torch=True) == 1
+    assert len({port for port, _ in told}) == len(told) == starts
+    assert {restart for _, restart in told} == {0}
+    assert capsys.readouterr().err.count("with another port") == starts - 1
+
+
+def test_only_scripts_for_torch_are_told_where_to_meet(started, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(ranks, "start_ranks", lambda job, *_: jobs.append(job) or Ended(0))
+    ranks.start_or_join(parse("-n", "2"), ["train"], never)
+    assert jobs[0].variables == {}
+
+
+@pytest.mark.parametrize("for_torch", [False, True])
+def test_gpus_are_left_to_scripts_for_torch(monkeypatch, for_torch):
+    """They choose theirs by LOCAL_RANK, so they must see all; `paceline.init` deals them."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    ranks.start_or_join(parse(), ["run"], lambda: 0, for_torch=for_torch)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("4,5" if for_torch else "5")
+
+
 @pytest.mark.parametrize("asked", [(), ("-n", "1")])
 def test_the_rank_that_was_started_alone_starts_no_other(started, monkeypatch, asked):
     monkeypatch.setenv("PACELINE_RANKS", "1")

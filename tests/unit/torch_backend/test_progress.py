@@ -92,7 +92,7 @@ def test_a_time_out_breaks_its_queue_alone(progress):
     progress.submit(stuck)
     progress.submit(behind)
     assert progress.wait(behind, 10)
-    assert str(stuck.error) == "op: waited 0.1 s in vain"
+    assert str(stuck.error) == "op: waited 0.1 s in vain, and its timeout is over"
     assert "nothing more runs, for op: waited 0.1 s" in str(behind.error)
     assert len(progress._lost) == 1  # MPI may still write to its buffers
     progress.run(beside := make(other.steps(), Queue()))

@@ -7,14 +7,12 @@ import pytest
 
 from paceline.comm import SoloWorld
 from paceline.errors import LaunchError
+from paceline.launch.node import interface_of, outside_addresses, own_end
 from paceline.torch_backend import rendezvous
 from paceline.torch_backend.rendezvous import (
     _KEY,
     _check_ways,
     _find,
-    _interface_of,
-    _outside,
-    _own_end,
     _serve,
     check_claim,
 )
@@ -30,9 +28,9 @@ def test_a_rank_that_mpi_does_not_know_is_refused():
 
 
 def test_loopback_is_never_an_address_for_others():
-    assert _outside(INTERFACES) == ["10.0.0.1", "fd00::2"]
-    assert _interface_of("10.0.0.1", INTERFACES) == "eth0"
-    assert _interface_of("10.0.0.9", INTERFACES) == ""
+    assert outside_addresses(INTERFACES) == ["10.0.0.1", "fd00::2"]
+    assert interface_of("10.0.0.1", INTERFACES) == "eth0"
+    assert interface_of("10.0.0.9", INTERFACES) == ""
 
 
 def test_only_who_shows_the_token_is_rank_0(monkeypatch):
@@ -48,7 +46,7 @@ def test_only_who_shows_the_token_is_rank_0(monkeypatch):
 
 
 def test_the_own_end_of_a_way():
-    assert _own_end("127.0.0.1") == "127.0.0.1"
+    assert own_end("127.0.0.1") == "127.0.0.1"
 
 
 def test_who_cannot_reach_rank_0_is_named_with_what_was_tried():

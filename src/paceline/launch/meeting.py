@@ -1,0 +1,162 @@
+"""Where programs of torch.distributed meet: MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+
+The launcher chooses both before it starts ranks, so no MPI is needed to tell them. A port is held
+by a socket that is bound and does not listen: nobody is given that port then, and the store of rank
+0 can still open it, since both say SO_REUSEADDR. Where rank 0 is on this machine the launcher holds
+a port that the kernel has found free. Elsewhere it draws one from below those that the kernel gives
+away, and rank 0 holds it before the script begins; if it is taken there, the launcher draws again.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from paceline.errors import LaunchError
+from paceline.launch.command import Placement
+from paceline.launch.hosts import Host
+from paceline.launch.node import is_loopback, outside_addresses, own_end, read_interfaces, resolve
+
+ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
+CHOSEN = "PACELINE_MASTER"
+"""The variable that tells what we chose: address and port, or the address of a user's port."""
+
+TORCHRUN = "TORCHELASTIC_RUN_ID"
+"""The variable by which torchrun's processes are known: they meet where torchrun says."""
+
+LOOPBACK = "127.0.0.1"
+PORT_TAKEN = "port.taken"
+"""In the job's folder: rank 0 could not have the port that was drawn for it."""
+
+PORTS_TRIED = 3
+_LOWEST, _HIGHEST = 20000, 32767
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+@contextmanager
+def meeting_place(placement: Placement, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The variables that tell ranks of a job where to meet, while the job runs.
+
+    What the user has set stays as it is; a loopback address for ranks of several hosts is refused.
+    """
+    given = read_given(env)
+    address = given.get(ADDRESS) or choose_address(placement)
+    if len(placement.hosts) > 1:
+        _refuse_loopback(address, placement.hosts)
+    if PORT in given:
+        yield _tell(given, address, given[PORT])
+    elif not placement.leads_here:
+        yield _tell(given, address, str(draw_port()))
+    else:
+        with hold(LOOPBACK if is_loopback_name(address) else "") as port:
+            yield _tell(given, address, str(port))
+
+
+def read_given(env: Mapping[str, str]) -> dict[str, str]:
+    """What the user has set of the two; not what a Paceline or torchrun around this one has."""
+    if TORCHRUN in env:
+        return {}
+    chosen = env.get(CHOSEN, "").split()
+    ours = (ADDRESS, PORT)[: len(chosen)] if is_chosen(env) else ()
+    return {name: env[name] for name in (ADDRESS, PORT) if env.get(name) and name not in ours}
+
+
+def is_chosen(env: Mapping[str, str]) -> bool:
+    """Whether MASTER_ADDR is ours: neither the user's nor the script's.
+
+    >>> is_chosen({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7", "PACELINE_MASTER": "10.0.0.1 7"})
+    True
+    """
+    chosen = [] if TORCHRUN in env else env.get(CHOSEN, "").split()
+    return bool(chosen) and chosen == [env.get(ADDRESS), env.get(PORT)][: len(chosen)]
+
+
+def is_held_by_rank_0(env: Mapping[str, str]) -> bool:
+    """Whether we chose the port, too."""
+    return is_chosen(env) and len(env[CHOSEN].split()) == 2
+
+
+def choose_address(placement: Placement) -> str:
+    """Loopback for ranks of one host, else an address of the first that others reach."""
+    first, *others = placement.hosts or [Host("localhost")]
+    if not others:
+        return LOOPBACK
+    if placement.leads_here:
+        return _choose_own([other.name for other in others])
+    name = _machine(first.name)
+    return next(iter(_reachable(name)), name)
+
+
+def _choose_own(others: list[str]) -> str:
+    """The address of this machine in connections to one of the others."""
+    for other in others:
+        for address in _reachable(_machine(other)):
+            with suppress(OSError):  # no way there
+                own = own_end(address)
+                if not is_loopback(own):
+                    return own
+    return next(iter(outside_addresses(read_interfaces())), socket.gethostname())
+
+
+def _reachable(name: str) -> list[str]:
+    """What a name stands for, without loopback; IPv4 first."""
+    return sorted((a for a in resolve(name) if not is_loopback(a)), key=lambda one: ":" in one)
+
+
+def _machine(name: str) -> str:
+    """A host without the user that ssh is to log in as."""
+    return name.rpartition("@")[2]
+
+
+def is_loopback_name(name: str) -> bool:
+    """Whether a name or an address leads nowhere but to the machine itself."""
+    addresses = resolve(name)
+    return bool(addresses) and all(map(is_loopback, addresses))
+
+
+def _refuse_loopback(address: str, hosts: tuple[Host, ...]) -> None:
+    # A host's own name may be one of loopback here, and right elsewhere; an address is what it is.
+    if address in ("localhost", "::1") or address.startswith("127."):
+        names = ", ".join(host.name for host in hosts)
+        raise LaunchError(
+            f"MASTER_ADDR is {address}, which every host takes for itself, and the ranks are on "
+            f"{names}. Unset it: an address of {hosts[0].name} is chosen then"
+        )
+
+
+def _tell(given: Mapping[str, str], address: str, port: str) -> dict[str, str]:
+    chosen = [] if ADDRESS in given else [address] if PORT in given else [address, port]
+    return {ADDRESS: address, PORT: port, CHOSEN: " ".join(chosen)}
+
+
+def draw_port(ephemeral: Path = _EPHEMERAL) -> int:
+    """A port below those that the kernel gives to whoever asks for any."""
+    highest = _HIGHEST
+    with suppress(OSError, ValueError):
+        highest = int(ephemeral.read_text().split()[0]) - 1
+    if highest <= _LOWEST:  # it gives away all of them
+        highest = _HIGHEST
+    return random.SystemRandom().randint(_LOWEST, highest)
+
+
+@contextmanager
+def hold(address: str, port: int = 0) -> Iterator[int]:
+    """Keep a port from being given to others, inside the block; without a number, any free one."""
+    with hold_socket(address, port) as held:
+        yield held.getsockname()[1]
+
+
+def hold_socket(address: str, port: int) -> socket.socket:
+    """A socket that keeps a port as long as it is open; it does not listen."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    held = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((address, port))
+    except OSError:
+        held.close()
+        raise
+    return held

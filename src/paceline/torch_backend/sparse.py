@@ -1,0 +1,55 @@
+"""The sum of sparse tensors, as an embedding with `sparse=True` has them for gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+from paceline.comm.line import Steps
+from paceline.comm.lines import Lines
+from paceline.errors import WorldError
+from paceline.torch_backend.collectives import all_gather_single, exchange
+
+_SUMS = (ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG)
+
+
+def check_sparse(tensors: list[Tensor], kind: Any) -> None:
+    """Refuse what cannot be summed, before anything is started."""
+    for tensor in tensors:
+        if tensor.layout != torch.sparse_coo or not tensor.is_cpu:
+            raise WorldError(
+                f"all_reduce: a tensor is {tensor.layout} on {tensor.device}; sparse ones are "
+                "summed as torch.sparse_coo on the CPU. Use .to_dense()"
+            )
+    if kind not in _SUMS:
+        asked = str(kind).rpartition(".")[2]
+        raise WorldError(f"all_reduce: sparse tensors have SUM and AVG, not {asked}")
+
+
+def sum_sparse(lines: Lines, tensors: list[Tensor], kind: Any) -> Steps[list[Tensor]]:
+    """Every rank's tensors become the sum, or the average, of all ranks'."""
+    for tensor in tensors:
+        total = yield from _sum(lines, tensor.detach().coalesce())
+        if kind == ReduceOp.RedOpType.AVG:
+            total = total / lines.together.size
+        with torch.no_grad():  # a detached one would not hand new places back to its origin
+            tensor.copy_(total)
+    return tensors
+
+
+def _sum(lines: Lines, mine: Tensor) -> Steps[Tensor]:
+    """Each rank gets all ranks' entries and adds them up in the order of ranks: same bits."""
+    line, dtype = lines.together, mine.dtype
+    counts = torch.zeros(line.size, dtype=torch.int64)
+    yield from all_gather_single(lines, counts, torch.tensor([mine.indices().shape[1]]))
+    places = [torch.empty(mine.sparse_dim(), count, dtype=torch.int64) for count in counts.tolist()]
+    values = [mine.values().new_empty(count, *mine.values().shape[1:]) for count in counts.tolist()]
+    yield from exchange(line, [mine.indices()] * line.size, places)
+    yield from exchange(line, [mine.values()] * line.size, values)
+    wide = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
+    entries = torch.cat(places, 1), torch.cat(values).to(wide)
+    total = torch.sparse_coo_tensor(*entries, mine.shape, check_invariants=False)
+    return total.coalesce().to(dtype)

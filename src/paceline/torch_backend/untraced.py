@@ -1,0 +1,34 @@
+"""Keeps torch.compile out of the backend."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+
+Class = TypeVar("Class", bound=type)
+
+
+def untraced(cls: Class) -> Class:
+    """Let torch.compile call the methods of this class, and what they call, as they are.
+
+    It looks at every frame that runs while a compiled program does, and so at ours when torch's
+    C++ calls us (DDP does, between two compiled pieces). There it would stop at attributes that a
+    group of C++ does not have.
+
+    `torch.compiler.disable` says the same, but imports the whole compiler, which takes seconds,
+    and costs time at every call. This is what it tells the interpreter in the end.
+    """
+    frames: Any = getattr(torch._C._dynamo, "eval_frame", None)
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        skip_all = frames._FrameExecStrategy(skip, skip)
+        for method in _methods(cls):
+            frames.set_code_exec_strategy(method.__code__, skip_all)
+    return cls
+
+
+def _methods(cls: type) -> list[FunctionType]:
+    found: list[Any] = [getattr(one, "fget", one) for one in vars(cls).values()]
+    return [one for one in found if isinstance(one, FunctionType)]

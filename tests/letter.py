@@ -1,0 +1,64 @@
+"""The program for one node and the same on MPI, from examples/, shortened for tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import clean_environment
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+ONE, MANY = "from_one_node.py", "from_one_node_mpi.py"
+EPOCHS = 101
+"""Instead of 100,000, for which no test can wait; two losses are printed."""
+
+
+def shorten(name: str, place: Path, *changes: tuple[str, str]) -> Path:
+    """A copy with fewer epochs, and with what else a test must set."""
+    text = (EXAMPLES / name).read_text()
+    for old, new in (("range(100000)", f"range({EPOCHS})"), *changes):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    path = place / name
+    path.write_text(text)
+    return path
+
+
+def losses(text: str) -> list[str]:
+    """The lines with losses, as they were printed."""
+    return re.findall(r"^Epoch [\d,]+: \S+$", text, re.MULTILINE)
+
+
+def losses_of_gloo(ranks: int, place: Path, timeout_s: float = 120) -> list[str]:
+    """What the program for one node prints with so many processes of its own."""
+    sized = ("size = 2\n", f"size = {ranks}\n")
+    script = shorten(ONE, place, sized, ('"29500"', f'"{_free_port()}"'))
+    return losses(_output_of(script, timeout_s))
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _output_of(script: Path, timeout_s: float) -> str:
+    """What it says; at the time limit the processes that it has started are killed with it."""
+    process = subprocess.Popen(
+        [sys.executable, str(script)],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0
+    return said
