@@ -316,6 +316,33 @@ def check_collectives_with_gradients():
         assert_close(leaf.grad, wanted)
 
 
+class NormOverRanks(nn.BatchNorm1d):
+    """What SyncBatchNorm does, which torch refuses on CPUs; docs/torch-backend.md shows it."""
+
+    def forward(self, batch):
+        if not self.training:
+            return super().forward(batch)
+        count = torch.full_like(batch[0], len(batch))
+        sums = torch.stack([batch.sum(0), batch.square().sum(0), count])
+        total, squares, count = with_gradients.all_reduce(sums)
+        mean = total / count
+        deviation = (squares / count - mean.square() + self.eps).sqrt()
+        return (batch - mean) / deviation * self.weight + self.bias
+
+
+def check_batch_norm_over_all_ranks():
+    """Gradients are those of one rank that has all batches."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(nn.Sequential(NormOverRanks(8), nn.Linear(8, 2)))
+    model(batches(1)[0]).square().sum().backward()
+    alone = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 2))
+    alone.load_state_dict(model.module.state_dict())
+    everything = torch.cat([batches(1, rank)[0] for rank in range(SIZE)])
+    alone(everything).square().sum().backward()
+    for mine, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        assert_close(mine.grad * SIZE, expected.grad, 1e-4)
+
+
 def check_that_a_callback_added_late_is_one_all_the_same():
     """What it starts must go by one line on all ranks, though only some of them add it late."""
 
