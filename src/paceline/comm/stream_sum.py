@@ -120,9 +120,10 @@ class StreamSum:
             return
         mine = stage[rank, own]
         rows = [chunk[own] if at == rank else row[own] for at, row in enumerate(stage)]
-        np.add(rows[0], rows[1], out=mine) if len(rows) > 1 else np.copyto(mine, rows[0])
-        for row in rows[2:]:
-            np.add(mine, row, out=mine)
+        with np.errstate(all="ignore"):  # numbers may overflow, as they do in MPI, in silence
+            np.add(rows[0], rows[1], out=mine) if len(rows) > 1 else np.copyto(mine, rows[0])
+            for row in rows[2:]:
+                np.add(mine, row, out=mine)
         if self._across is not None:
             yield from self._across.until(self._across.all_reduce(mine, "sum"))
 

@@ -93,6 +93,10 @@ def check_long_sums_take_the_memory_of_the_node():
     half = torch.full((70_000,), 1.0 + RANK, dtype=torch.bfloat16)
     dist.all_reduce(half, dist.ReduceOp.AVG)
     same(half, torch.full((70_000,), (SIZE + 1) / 2, dtype=torch.bfloat16))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nobody hears of numbers that overflow
+        dist.all_reduce(large := torch.full((70_000,), 3e38))
+    assert large.isinf().all() or SIZE == 1
     if SIZE > 1:
         sums = dist.group.WORLD._lines.sums
         assert sums._memory is not None
