@@ -21,7 +21,10 @@ FULL_MNIST = os.environ.get("PACELINE_DATA")
 
 def clean_environment(**changes: str) -> dict[str, str]:
     """The environment without what a launcher, a scheduler or a user's shell may have set."""
-    marks = ("OMPI_", "PMI_", "PMIX_", "SLURM_", "PACELINE_", "PRTE_")
+    marks = (
+        *("OMPI_", "PMI_", "PMIX_", "SLURM_", "PACELINE_", "PRTE_", "TORCHELASTIC_", "GLOO_"),
+        *("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_"),
+    )
     kept = {key: value for key, value in os.environ.items() if not key.startswith(marks)}
     return kept | {"PYTHONPATH": str(TESTS)} | changes
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 from conftest import clean_environment
+
+from paceline.launch.meeting import hold
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ONE, MANY = "from_one_node.py", "from_one_node_mpi.py"
@@ -37,13 +38,9 @@ def losses(text: str) -> list[str]:
 def losses_of_gloo(ranks: int, place: Path, timeout_s: float = 120) -> list[str]:
     """What the program for one node prints with so many processes of its own."""
     sized = ("size = 2\n", f"size = {ranks}\n")
-    script = shorten(ONE, place, sized, ('"29500"', f'"{_free_port()}"'))
-    return losses(_output_of(script, timeout_s))
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    with hold("127.0.0.1") as port:  # the program's store may still open it
+        script = shorten(ONE, place, sized, ('"29500"', f'"{port}"'))
+        return losses(_output_of(script, timeout_s))
 
 
 def _output_of(script: Path, timeout_s: float) -> str:
@@ -59,6 +56,7 @@ def _output_of(script: Path, timeout_s: float) -> str:
         said, _ = process.communicate(timeout=timeout_s)
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
         raise
     assert process.returncode == 0
     return said

@@ -53,6 +53,14 @@ def test_who_is_late_is_named_with_operation_and_number(mpirun):
     assert who + "recv from rank 1, tag 5 of 1 x float32, number 1: waited 2 s" in done.stdout
 
 
+def test_a_sum_that_fails_inside_of_ddp_is_an_error_of_its_backward(mpirun):
+    done = mpirun(2, "torch_backend_endings.py", "ddp")
+    assert done.stdout.count("DONE") == 1, done.stderr
+    assert "all_reduce of 1640 x float32" in done.stdout
+    assert "waited 2 s in vain" in done.stdout
+    assert done.returncode == 3
+
+
 def test_a_message_of_another_length_is_told_with_who_sent_it(mpirun):
     done = mpirun(2, "torch_backend_endings.py", "long")
     assert done.returncode == 0, done.stderr

@@ -24,7 +24,9 @@ ALLOWED = {
     ("bench/naive.py", "comm.recv"): "a benchmark of what pickled messages cost, within one job",
     ("launch/doctor/reach.py", "create_server"): "doctor tries whether hosts reach each other, "
     "for some seconds; nothing is read",
-    ("launch/meeting.py", "bind"): "holds a port for rank 0's store; nothing listens at it",
+    ("launch/meeting.py", "bind"): "holds a port for rank 0's store",
+    ("launch/torch_hook.py", "listen"): "that store, at loopback, if all ranks are on one node",
+    ("bench/hosts.py", "listen"): "a process of ours that waits for commands; no socket",
     ("torch_backend/rendezvous.py", "create_server"): "the store that ranks of torch.distributed "
     "meet at; on one node it listens to the node alone",
     ("torch_backend/rendezvous.py", "TCPStore"): "the same",
@@ -36,7 +38,7 @@ MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "mar
 FUNCTIONS = {"eval", "exec", "compile", "__import__"}
 METHODS = {
     *("import_module", "spec_from_file_location", "exec_module", "run_path", "run_module"),
-    *("bind", "create_server", "start_server", "HTTPServer", "TCPServer", "TCPStore"),
+    *("bind", "listen", "create_server", "start_server", "HTTPServer", "TCPServer", "TCPStore"),
     *("bcast", "allgather"),
 }
 """Under any name before the dot; mpi4py's in small letters pickle."""

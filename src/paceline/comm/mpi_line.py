@@ -5,6 +5,7 @@ Every rank's calls may come from several threads, at the same time.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
@@ -122,10 +123,18 @@ class _Coming:
         return True
 
     def cancel(self) -> None:
+        """MPI does not take back what has begun to come, and to wait for the rest could take for
+        ever. It may still be written to its buffer, which therefore stays."""
         for request in self._requests:
             request.Cancel()
-        MPI.Request.Waitall(self._requests)
-        self._requests.clear()
+        with contextlib.suppress(MPI.Exception):  # it has come, and was too long
+            self._requests = [request for request in self._requests if not request.Test()]
+        if self._requests:
+            _begun.append(self)
+
+
+_begun: list[_Coming] = []
+"""Messages that nobody expects any more, and that were on their way."""
 
 
 def open_lines(world: MPIWorld, ranks: Sequence[int], nodes: Sequence[int], name: str) -> Lines:

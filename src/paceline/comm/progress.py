@@ -10,6 +10,7 @@ does, the thread drives. Handing over to a thread costs more than a small all-re
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 from paceline.errors import WorldError
 
+THREAD = "paceline-progress"
 _SLEEPS_S = tuple(min(20e-6 * 1.2**idle, 500e-6) for idle in range(20))
 """Sleeps between two looks at what is under way: longer, the longer nothing has moved."""
 _YIELDS = 50
@@ -58,12 +60,13 @@ class Operation:
         self.error: Exception | None = None
         self.over = threading.Event()
         self._watchers: list[Callable[[Operation], None]] = []
+        self._told = False
         self._mutex = threading.Lock()
 
     def when_over(self, tell: Callable[[Operation], None]) -> None:
-        """Call this when it is over, from whatever thread; at once if it is."""
+        """Call this when it is over, after those who asked before; at once if all were told."""
         with self._mutex:
-            if not self.over.is_set():
+            if not self._told:
                 self._watchers.append(tell)
                 return
         tell(self)
@@ -73,9 +76,12 @@ class Operation:
         with self._mutex:
             self.result, self.error = result, error
             self.over.set()
-            watchers, self._watchers = self._watchers, []
-        for tell in watchers:
-            tell(self)
+        while not self._told:
+            with self._mutex:
+                watchers, self._watchers = self._watchers, []
+                self._told = not watchers
+            for tell in watchers:
+                tell(self)
 
 
 class Progress:
@@ -166,9 +172,7 @@ class Progress:
             return
         with self._call:
             if self._thread is None and not self._ending:
-                self._thread = threading.Thread(
-                    target=self._serve, name="paceline-progress", daemon=True
-                )
+                self._thread = threading.Thread(target=self._serve, name=THREAD, daemon=True)
                 self._thread.start()
             self._call.notify()
 
@@ -181,8 +185,10 @@ class Progress:
                 return
             with self._driving:
                 self._driver = threading.get_ident()
-                self._drive(None, None)
-                self._driver = 0
+                try:
+                    self._drive(None, None)
+                finally:
+                    self._driver = 0
 
     def _drive(self, wanted: Operation | None, end_s: float | None) -> None:
         """Look until this operation is over; without one, until nothing is under way."""
@@ -248,6 +254,8 @@ class Progress:
         except Exception as error:
             told = operation.explain(f"{type(error).__name__}: {error}")
             told.__cause__ = error
+            if operation.queue is not None:  # of several messages some may still be on their way
+                self._lost.append(operation)
             self._end(operation, error=told)
         return True
 
@@ -269,7 +277,8 @@ class Progress:
         for operation in tuple(self._under_way):
             if now_s > operation.deadline_s and operation in self._under_way:
                 if operation.cancels:
-                    operation.steps.close()
+                    with contextlib.suppress(Exception):  # it is over in any case
+                        operation.steps.close()
                 else:
                     self._lost.append(operation)
                 told = f"waited {operation.timeout_s:g} s in vain, and its timeout is over"

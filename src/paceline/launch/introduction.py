@@ -30,6 +30,8 @@ RANKS_PER_HOST = "PACELINE_RANKS_PER_HOST"
 """The variable in which the launcher tells how many ranks each host has, in their order."""
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
+OUR_INTERFACE = "PACELINE_INTERFACE"
+"""The variable that tells which interface we have guessed: what is tried later may know better."""
 _held: list[socket.socket] = []
 
 
@@ -41,10 +43,11 @@ def introduce(environment: Environment, env: MutableMapping[str, str] = os.envir
     env.update(describe_rank(environment, env))
     if environment.rank in (0, None) and is_held_by_rank_0(env):
         _take_port(env)
-    if env.get(ADDRESS) and not env.get(INTERFACE):
-        name = _interface_to(env[ADDRESS])
-        if name:
-            env[INTERFACE] = name
+    name = _interface_to(env[ADDRESS]) if env.get(ADDRESS) else ""
+    if is_interface_free(env):
+        env[INTERFACE] = env[OUR_INTERFACE] = name
+        if not name:
+            del env[INTERFACE], env[OUR_INTERFACE]
 
 
 def describe_rank(environment: Environment, env: Mapping[str, str]) -> dict[str, str]:
@@ -60,6 +63,11 @@ def describe_rank(environment: Environment, env: Mapping[str, str]) -> dict[str,
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
     every = (*names, "GROUP_RANK", "GROUP_WORLD_SIZE")
     return {name: str(n) for name, n in zip(every, numbers, strict=True) if n is not None}
+
+
+def is_interface_free(env: Mapping[str, str]) -> bool:
+    """Whether nobody but a Paceline has named gloo's interface."""
+    return env.get(INTERFACE, "") in ("", env.get(OUR_INTERFACE))
 
 
 def is_on_one_node(env: Mapping[str, str]) -> bool:

@@ -33,6 +33,7 @@ def settle_in() -> None:
 def _make_folder(folder: str) -> None:
     try:
         Path(folder).mkdir(mode=0o700)
+        (Path(folder) / KEEPER).touch()  # others on this host send word to the launcher from now on
     except OSError:  # it is there, or cannot be: ranks do without, and use the shared memory itself
         return
     script = Path(undertaker.__file__).resolve()

@@ -18,11 +18,12 @@ from pathlib import Path
 from paceline.errors import LaunchError
 from paceline.launch.command import Placement
 from paceline.launch.hosts import Host
-from paceline.launch.node import is_loopback, outside_addresses, own_end, read_interfaces, resolve
+from paceline.launch.node import is_loopback, own_end, resolve
 
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 CHOSEN = "PACELINE_MASTER"
-"""The variable that tells what we chose: address and port, or the address of a user's port."""
+"""The variable that tells what we chose: address and port, each a dash if it is the user's."""
+_NOT_OURS = "-"
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
 """The variable by which torchrun's processes are known: they meet where torchrun says."""
@@ -41,9 +42,13 @@ def meeting_place(placement: Placement, env: Mapping[str, str]) -> Iterator[dict
     """The variables that tell ranks of a job where to meet, while the job runs.
 
     What the user has set stays as it is; a loopback address for ranks of several hosts is refused.
+    If no address is known by which hosts reach the first one, none is told: ranks meet by MPI then.
     """
     given = read_given(env)
     address = given.get(ADDRESS) or choose_address(placement)
+    if not address:
+        yield {ADDRESS: "", PORT: "", CHOSEN: ""}
+        return
     if len(placement.hosts) > 1:
         _refuse_loopback(address, placement.hosts)
     if PORT in given:
@@ -59,8 +64,7 @@ def read_given(env: Mapping[str, str]) -> dict[str, str]:
     """What the user has set of the two; not what a Paceline or torchrun around this one has."""
     if TORCHRUN in env:
         return {}
-    chosen = env.get(CHOSEN, "").split()
-    ours = (ADDRESS, PORT)[: len(chosen)] if is_chosen(env) else ()
+    ours = _read_ours(env)
     return {name: env[name] for name in (ADDRESS, PORT) if env.get(name) and name not in ours}
 
 
@@ -70,24 +74,29 @@ def is_chosen(env: Mapping[str, str]) -> bool:
     >>> is_chosen({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7", "PACELINE_MASTER": "10.0.0.1 7"})
     True
     """
-    chosen = [] if TORCHRUN in env else env.get(CHOSEN, "").split()
-    return bool(chosen) and chosen == [env.get(ADDRESS), env.get(PORT)][: len(chosen)]
+    return ADDRESS in _read_ours(env)
 
 
 def is_held_by_rank_0(env: Mapping[str, str]) -> bool:
-    """Whether we chose the port, too."""
-    return is_chosen(env) and len(env[CHOSEN].split()) == 2
+    """Whether MASTER_PORT is ours."""
+    return PORT in _read_ours(env)
+
+
+def _read_ours(env: Mapping[str, str]) -> set[str]:
+    """Which of the two we chose; none if somebody has changed one of those since."""
+    chosen = [] if TORCHRUN in env else env.get(CHOSEN, "").split()
+    words = {n: w for n, w in zip((ADDRESS, PORT), chosen, strict=False) if w != _NOT_OURS}
+    return set(words) if all(env.get(name) == word for name, word in words.items()) else set()
 
 
 def choose_address(placement: Placement) -> str:
-    """Loopback for ranks of one host, else an address of the first that others reach."""
+    """Loopback for ranks of one host, else an address of the first that others reach; or none."""
     first, *others = placement.hosts or [Host("localhost")]
     if not others:
         return LOOPBACK
     if placement.leads_here:
         return _choose_own([other.name for other in others])
-    name = _machine(first.name)
-    return next(iter(_reachable(name)), name)
+    return next(iter(_reachable(_machine(first.name))), "")
 
 
 def _choose_own(others: list[str]) -> str:
@@ -98,7 +107,7 @@ def _choose_own(others: list[str]) -> str:
                 own = own_end(address)
                 if not is_loopback(own):
                     return own
-    return next(iter(outside_addresses(read_interfaces())), socket.gethostname())
+    return ""
 
 
 def _reachable(name: str) -> list[str]:
@@ -128,7 +137,7 @@ def _refuse_loopback(address: str, hosts: tuple[Host, ...]) -> None:
 
 
 def _tell(given: Mapping[str, str], address: str, port: str) -> dict[str, str]:
-    chosen = [] if ADDRESS in given else [address] if PORT in given else [address, port]
+    chosen = [_NOT_OURS if n in given else w for n, w in ((ADDRESS, address), (PORT, port))]
     return {ADDRESS: address, PORT: port, CHOSEN: " ".join(chosen)}
 
 

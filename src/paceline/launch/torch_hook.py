@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -22,6 +23,8 @@ from paceline.launch.node import is_loopback, resolve
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _BACKLOG = 1024
+_BY_PLACE = ("host_name", "port", "world_size", "is_master", "timeout")
+"""What older torch gives a store by position."""
 
 Meet = Callable[..., Iterator[tuple[Any, int, int]]]
 """A rendezvous of torch: given a URL, it yields a store, the rank and the number of ranks."""
@@ -57,11 +60,16 @@ class _Watcher(MetaPathFinder):
         if fullname != self._name:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)  # others may wait for the same
+        try:
+            spec = importlib.util.find_spec(fullname)  # others may wait for the same
+        finally:
+            sys.meta_path.insert(0, self)  # somebody may only have looked for it
         if spec is not None and spec.loader is not None:
             plain = spec.loader.exec_module
 
             def run(module: ModuleType) -> None:
+                with suppress(ValueError):
+                    sys.meta_path.remove(self)
                 plain(module)
                 self._act(module)
 
@@ -72,7 +80,8 @@ class _Watcher(MetaPathFinder):
 def _replace_stores(module: Any) -> None:
     plain = module.TCPStore
 
-    def open_store(**settings: Any) -> Any:
+    def open_store(*values: Any, **named: Any) -> Any:
+        settings = {**dict(zip(_BY_PLACE, values, strict=False)), **named}
         address = _inside(str(settings.get("host_name", "")))
         if not address or not settings.get("is_master") or "master_listen_fd" in settings:
             return plain(**settings)

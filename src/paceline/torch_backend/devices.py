@@ -9,6 +9,7 @@ its results in place for every stream, and nothing is left for `wait` to order.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from paceline.comm import Buffer
 from paceline.comm.line import Steps
+from paceline.comm.progress import THREAD as PROGRESS_THREAD
 from paceline.errors import WorldError
 from paceline.torch_backend.cuda_aware import is_cuda_aware
 
@@ -85,8 +87,8 @@ class CUDADevice:
         self._copies.synchronize()
 
     def expose(self, tensor: Tensor) -> Buffer:
-        # MPI works in the device of the thread; that of the program is the program's own.
-        if threading.current_thread() is not threading.main_thread():
+        # MPI works in the device of the thread; that of the program's threads is their own.
+        if threading.current_thread().name == PROGRESS_THREAD:
             torch.cuda.set_device(self._device)
         return cast(Buffer, DeviceBytes(tensor.detach().reshape(-1).view(torch.uint8)))
 
@@ -123,6 +125,29 @@ def device_of(tensor: Tensor) -> Device:
 def after(devices: Sequence[Device], steps: Steps[T]) -> Steps[T]:
     """The steps, begun when the devices have done what the caller has given them by now."""
     return _begin_after([device.mark() for device in devices], steps)
+
+
+def in_turn(starting: deque[object], devices: Sequence[Device], steps: Steps[T]) -> Steps[T]:
+    """The same for messages, which begin in the order of the calls: `starting` are those that
+    have not begun. One that has been made must be started, or those behind it wait for ever."""
+    token = object()
+    starting.append(token)
+    return _begin_in_turn(starting, token, [device.mark() for device in devices], steps)
+
+
+def _begin_in_turn(
+    starting: deque[object], token: object, marks: list[Callable[[], bool]], steps: Steps[T]
+) -> Steps[T]:
+    try:
+        while starting[0] is not token or not all(is_passed() for is_passed in marks):
+            yield False
+        first = next(steps)  # it has begun when its first requests are there
+    except StopIteration as end:
+        return cast(T, end.value)
+    finally:
+        starting.remove(token)
+    yield first
+    return (yield from steps)
 
 
 def _begin_after(marks: list[Callable[[], bool]], steps: Steps[T]) -> Steps[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -17,7 +18,7 @@ from paceline.comm.line import Steps
 from paceline.comm.lines import Lines
 from paceline.comm.progress import Operation, Progress, Queue
 from paceline.torch_backend import collectives, sparse
-from paceline.torch_backend.devices import KINDS, Device, after
+from paceline.torch_backend.devices import KINDS, Device, after, in_turn
 from paceline.torch_backend.reductions import Reduction, reduction_of
 from paceline.torch_backend.tensors import check, describe
 from paceline.torch_backend.untraced import untraced
@@ -42,6 +43,8 @@ class MPIGroup(dist.ProcessGroup):
         self._collectives, self._messages = itertools.count(1), itertools.count(1)
         self._number = 0
         self._roll_calls = itertools.count()
+        self._starting: deque[object] = deque()
+        """Messages that have not begun, for a device has not got so far."""
         self._joined: list[MPIWork] | None = None
         self._closed = False
 
@@ -125,6 +128,7 @@ class MPIGroup(dist.ProcessGroup):
         room = list(outputs[0]) if outputs and not isinstance(outputs[0], Tensor) else list(outputs)
         if self._rank == root:
             self._expect(len(room), "gather", "output tensors on its root")
+            self._expect_room(room[root], tensor, "gather")
         steps = collectives.gather(self._lines, room, tensor, root)
         return self._collect("gather", [tensor, *room], opts, steps)
 
@@ -133,14 +137,16 @@ class MPIGroup(dist.ProcessGroup):
         pieces = list(tensors[0]) if tensors and not isinstance(tensors[0], Tensor) else tensors
         if self._rank == root:
             self._expect(len(pieces), "scatter", "tensors on its root")
+            self._expect_room(output, pieces[root], "scatter")
         steps = collectives.scatter(self._lines, output, list(pieces), root)
         return self._collect("scatter", [output, *pieces], opts, steps)
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         outputs = _list(outputs)
         lists = [tensors] if isinstance(tensors[0], Tensor) else tensors
-        for some in lists:
+        for output, some in zip(outputs, lists, strict=True):
             self._expect(len(some), "reduce_scatter", "tensors")
+            self._expect_room(output, some[self._rank], "reduce_scatter")
         how = self._reduction(opts, outputs, "reduce_scatter")
         steps = [
             collectives.reduce_scatter(self._lines, output, some, how)
@@ -159,7 +165,7 @@ class MPIGroup(dist.ProcessGroup):
         for output, tensor in zip(outputs, tensors, strict=True):
             self._expect_times(tensor, output, "reduce_scatter_single")
             how = self._reduction(opts, [output], "reduce_scatter_single")
-            pieces = tensor.reshape(self._size, -1).unbind()
+            pieces = tensor.reshape(self._size, output.numel()).unbind()
             steps.append(collectives.reduce_scatter(self._lines, output, list(pieces), how))
         every = [*outputs, *tensors]
         return self._collect("reduce_scatter_single", every, opts, _in_turn(steps))
@@ -167,6 +173,7 @@ class MPIGroup(dist.ProcessGroup):
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
         self._expect(len(outputs), "all_to_all", "output tensors")
         self._expect(len(tensors), "all_to_all", "tensors")
+        self._expect_room(outputs[self._rank], tensors[self._rank], "all_to_all")
         steps = collectives.all_to_all(self._lines, outputs, tensors)
         return self._collect("all_to_all", [*outputs, *tensors], opts, steps)
 
@@ -296,8 +303,12 @@ class MPIGroup(dist.ProcessGroup):
     @property
     def _lines(self) -> Lines:
         """The lines for what is started here: by a callback, or by the program."""
-        echo = self._all_lines.echo if self._callbacks.run_here() else None
+        echo = self._all_lines.echo if self._is_callback() else None
         return echo or self._all_lines
+
+    def _is_callback(self) -> bool:
+        """Whether the caller is a callback, of an operation or of what a callback has started."""
+        return self._callbacks.run_here() or self._echo_callbacks.run_here()
 
     def _collect(
         self,
@@ -309,7 +320,7 @@ class MPIGroup(dist.ProcessGroup):
     ) -> MPIWork:
         devices = self._check(tensors, name)
         self._number = next(self._collectives)
-        echoes = self._callbacks.run_here()
+        echoes = self._is_callback()
         operation = Operation(
             after(devices, steps) if devices else steps,
             timeout_s or self._seconds(opts),
@@ -335,7 +346,8 @@ class MPIGroup(dist.ProcessGroup):
         cancels: bool = False,
     ) -> MPIWork:
         devices = self._check(tensors, name)
-        steps = after(devices, steps) if devices else steps
+        if devices or self._starting:
+            steps = in_turn(self._starting, devices, steps)
         explain = partial(self._explain, name, next(self._messages), tensors)
         operation = Operation(steps, self._timeout_s, explain, cancels=cancels)
         self._progress.submit(operation)

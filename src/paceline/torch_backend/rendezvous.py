@@ -17,13 +17,13 @@ import torch.distributed as dist
 
 from paceline.comm import World
 from paceline.errors import LaunchError, WorldError
+from paceline.launch.introduction import INTERFACE, is_interface_free
+from paceline.launch.meeting import LOOPBACK
 from paceline.launch.node import interface_of, outside_addresses, own_end, read_interfaces
 from paceline.torch_backend.joined import join
 
 _CONNECT_S = 3.0
 """How long an address may take to answer."""
-_LOOPBACK = "127.0.0.1"
-_INTERFACE = "GLOO_SOCKET_IFNAME"
 _TOKEN_BYTES = 16
 _KEY = "paceline"
 
@@ -60,11 +60,11 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
     store, problem, token = None, "", secrets.token_hex(_TOKEN_BYTES)
     if world.rank == 0:
         try:
-            store = _serve(_LOOPBACK if one_node else "", world.size, timeout)
+            store = _serve(LOOPBACK if one_node else "", world.size, timeout)
             store.set(_KEY, token)
         except (OSError, RuntimeError) as error:
             problem = f"no store could be opened on {world.node}: {error}"
-    addresses = [_LOOPBACK] if one_node else outside_addresses(interfaces)
+    addresses = [LOOPBACK] if one_node else outside_addresses(interfaces)
     port = store.port if store else 0
     addresses, port, token, problem = world.tell((addresses, port, token, problem))
     if problem:
@@ -85,7 +85,7 @@ def _serve(address: str, size: int, timeout: timedelta) -> dist.TCPStore:
     with socket.create_server((address, 0)) as listening:
         port = listening.getsockname()[1]
         return dist.TCPStore(
-            _LOOPBACK,
+            LOOPBACK,
             port,
             size,
             is_master=True,
@@ -130,8 +130,8 @@ def _attempt(address: str, port: int, token: str, size: int, found: list[dist.TC
 def _name_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> None:
     """gloo's own choice may be loopback, or a network that leads nowhere."""
     name = interface_of(address, interfaces)
-    if name and not os.environ.get(_INTERFACE):
-        os.environ[_INTERFACE] = name
+    if name and is_interface_free(os.environ):
+        os.environ[INTERFACE] = name
 
 
 def _check_ways(ways: Sequence[str], tried: Sequence[str]) -> None:

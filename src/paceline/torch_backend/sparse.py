@@ -35,13 +35,18 @@ def sum_sparse(lines: Lines, tensors: list[Tensor], kind: Any) -> Steps[list[Ten
         total = yield from _sum(lines, tensor.detach().coalesce())
         if kind == ReduceOp.RedOpType.AVG:
             total = total / lines.together.size
-        with torch.no_grad():  # a detached one would not hand new places back to its origin
+        total = total.to(tensor.dtype)
+        plainly = torch.inference_mode() if tensor.is_inference() else torch.no_grad()
+        with plainly:  # a detached one would not hand new places back to its origin
             tensor.copy_(total)
     return tensors
 
 
 def _sum(lines: Lines, mine: Tensor) -> Steps[Tensor]:
-    """Each rank gets all ranks' entries and adds them up in the order of ranks: same bits."""
+    """Each rank gets all ranks' entries and adds them up in the order of ranks: same bits.
+
+    Numbers of half precision are added up in float32, and are so in what is returned.
+    """
     line, dtype = lines.together, mine.dtype
     counts = torch.zeros(line.size, dtype=torch.int64)
     yield from all_gather_single(lines, counts, torch.tensor([mine.indices().shape[1]]))
@@ -49,7 +54,7 @@ def _sum(lines: Lines, mine: Tensor) -> Steps[Tensor]:
     values = [mine.values().new_empty(count, *mine.values().shape[1:]) for count in counts.tolist()]
     yield from exchange(line, [mine.indices()] * line.size, places)
     yield from exchange(line, [mine.values()] * line.size, values)
-    wide = torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
+    wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
     entries = torch.cat(places, 1), torch.cat(values).to(wide)
     total = torch.sparse_coo_tensor(*entries, mine.shape, check_invariants=False)
-    return total.coalesce().to(dtype)
+    return total.coalesce()

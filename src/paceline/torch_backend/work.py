@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -57,25 +58,35 @@ class Callbacks:
                     self._thread = None
                     return
                 call = self._calls.popleft()
-            call()
+            try:
+                call()
+            except BaseException:  # those that wait for their turn must get it all the same
+                traceback.print_exc()
 
 
 @untraced
 class OperationFuture(Future):
     """A future whose Python callbacks run as `Callbacks` says, even if it has long been done."""
 
-    def __init__(self, work: MPIWork, operation: Operation, callbacks: Callbacks) -> None:
-        super().__init__(devices=work.future_devices)
-        self._work, self._operation, self._callbacks = work, operation, callbacks
+    def __init__(
+        self,
+        operation: Operation,
+        progress: Progress,
+        callbacks: Callbacks,
+        devices: list[torch.device],
+    ) -> None:
+        super().__init__(devices=devices)
+        self._operation, self._progress = operation, progress
+        self._callbacks, self._devices = callbacks, devices
         operation.when_over(partial(_settle, self))
 
     def wait(self) -> Any:
         """Its value, or what went wrong; as a Work waits, so that callbacks may wait, too."""
-        self._work.settle()
+        self._progress.wait(self._operation)
         return super().wait()
 
     def then(self, callback: Any) -> Future:
-        link = LinkFuture(self._callbacks, self._work.future_devices)
+        link = LinkFuture(self._callbacks, self._devices)
         self._operation.when_over(
             lambda over: self._callbacks.add(partial(self._call, link, callback, over))
         )
@@ -86,7 +97,7 @@ class OperationFuture(Future):
 
     def _call(self, link: LinkFuture, callback: Any, over: Operation) -> None:
         # Its own value may be on its way yet, in the thread that ended the operation.
-        done: Future = Future(devices=self._work.future_devices)
+        done: Future = Future(devices=self._devices)
         _settle(done, over)
         link.settle(callback, done)
 
@@ -111,11 +122,11 @@ class LinkFuture(Future):
         try:
             value = callback(source)
         except GroupError as error:
-            self.set_exception(error)
-        except Exception as error:
+            _fail(self, error)
+        except BaseException as error:  # in this thread nobody else would hear of it
             told = GroupError(f"a callback failed with {type(error).__name__}: {error}")
             told.__cause__ = error
-            self.set_exception(told)
+            _fail(self, told)
         else:
             self.set_result(value)
         with self._mutex:
@@ -137,9 +148,30 @@ class LinkFuture(Future):
         self.then(callback)
 
 
+class _Failure:
+    """An error as the value of a future. C++ (DDP's) takes such a value for a result and searches
+    it for tensors; then it gets the error, too."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __reduce__(self) -> NoReturn:
+        raise self.error
+
+
+def _raise(failure: _Failure) -> NoReturn:
+    raise failure.error
+
+
+def _fail(future: Future, error: Exception) -> None:
+    """As `set_exception`, for those who wait in C++, too."""
+    future._set_unwrap_func(_raise)
+    future.set_result(_Failure(error))
+
+
 def _settle(future: Future, operation: Operation) -> None:
     if operation.error is not None:
-        future.set_exception(operation.error)
+        _fail(future, operation.error)
     else:
         future.set_result(operation.result)
 
@@ -172,19 +204,13 @@ class MPIWork(dist.Work):
             raise self._operation.error
         return True
 
-    def settle(self) -> None:
-        """Return when it is over, well or not."""
-        self._progress.wait(self._operation)
-
-    @property
-    def future_devices(self) -> list[torch.device]:
-        """What its futures must know of the devices that its tensors are on."""
-        return [one for device in self._devices for one in device.future_devices]
-
     def get_future(self) -> Future:
         with self._mutex:
             if self._future is None:
-                self._future = OperationFuture(self, self._operation, self._callbacks)
+                devices = [one for device in self._devices for one in device.future_devices]
+                self._future = OperationFuture(
+                    self._operation, self._progress, self._callbacks, devices
+                )
             return self._future
 
     def is_completed(self) -> bool:

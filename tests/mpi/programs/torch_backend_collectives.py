@@ -1,7 +1,11 @@
 """Every collective of torch.distributed on the backend, against results computed here alone."""
 
+import gc
 import itertools
+import sys
+import time
 import warnings
+import weakref
 from datetime import timedelta
 from functools import reduce
 
@@ -127,6 +131,15 @@ def check_refusals():
     for op, dtype in (("BAND", torch.float32), ("AVG", torch.bool)):
         with pytest.raises(WorldError, match=op):
             dist.all_reduce(torch.ones(2).to(dtype), getattr(dist.ReduceOp, op))
+    # Before anything is sent; numpy would spread one byte over all three.
+    three, one = torch.zeros(3, dtype=torch.uint8), torch.ones(1, dtype=torch.uint8)
+    small, large = [one] * SIZE, [three] * SIZE
+    refused = [lambda: dist.all_to_all(large, small), lambda: dist.reduce_scatter(three, small)]
+    if RANK == 0:
+        refused += [lambda: dist.gather(one, large), lambda: dist.scatter(three, small)]
+    for call in refused:
+        with pytest.raises(WorldError, match="does not fit"):
+            call()
 
 
 def check_reduce():
@@ -223,6 +236,7 @@ def check_gaps_and_nothing():
     dist.broadcast(empty, 0)
     dist.all_gather([torch.empty(0, 3) for _ in range(SIZE)], empty)
     dist.all_to_all_single(torch.empty(0), torch.empty(0))
+    dist.reduce_scatter_tensor(torch.empty(0, 3), torch.empty(0, 3))
     scalar = torch.tensor(float(RANK))
     dist.all_reduce(scalar)
     same(scalar, torch.tensor(float(sum(range(SIZE)))))
@@ -365,6 +379,9 @@ def check_sparse_sums():
         same(tensor.to_dense(), expected / (SIZE if op == "AVG" else 1), (dtype, op))
     with pytest.raises(WorldError, match="SUM and AVG, not MAX"):
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
+    half = torch.full((2,), 40_000.0, dtype=torch.float16).to_sparse()
+    dist.all_reduce(half, dist.ReduceOp.AVG)  # the sum alone would be infinite
+    assert half.to_dense().tolist() == [40_000.0] * 2
     with pytest.raises(WorldError, match=r"sparse_csr on cpu.*to_dense"):
         dist.all_reduce(torch.eye(2).to_sparse_csr())
 
@@ -400,6 +417,29 @@ def check_futures():
         dist.all_reduce(tensor := torch.ones(9))
         assert tensor.tolist() == [SIZE] * 9
         assert late.wait().item() == SIZE * SIZE
+
+
+def check_callbacks_that_leave():
+    """One that exits is an error of its future; those behind it run."""
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    bad, good = (work.get_future().then(call) for call in (sys.exit, lambda future: future.value()))
+    with pytest.raises(RuntimeError, match="a callback failed with SystemExit"):
+        bad.wait()
+    assert good.wait()[0].item() == SIZE
+
+
+def check_that_works_go_without_the_collector():
+    gc.disable()
+    work = dist.all_reduce(torch.ones(1), async_op=True)
+    work.get_future().wait()
+    gone = weakref.ref(work._operation)
+    del work
+    for _ in range(1000):  # who ended it may hold it for a moment
+        if gone() is None:
+            break
+        time.sleep(0.005)
+    gc.enable()
+    assert gone() is None
 
 
 def check_groups():

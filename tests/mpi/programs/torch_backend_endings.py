@@ -51,15 +51,15 @@ if what == "gloo":
     dist.destroy_process_group()
     sys.exit()
 
-dist.init_process_group("mpi4py", timeout=timedelta(seconds=2))
+dist.init_process_group("mpi4py", timeout=timedelta(seconds=30 if what == "long" else 2))
 rank, size = dist.get_rank(), dist.get_world_size()
 dist.barrier()
 
 
-def expect(action):
+def expect(action, kind=paceline.torch_backend.GroupError):
     try:
         action()
-    except paceline.torch_backend.GroupError as error:
+    except kind as error:
         print(f"rank {rank} got: {error}", flush=True)
     else:
         raise AssertionError(f"rank {rank} got no error")
@@ -85,6 +85,14 @@ if what == "late":
     print("DONE", flush=True)
     dist.barrier(group=pair)
     paceline.init().abort(3)  # what was given up is still under way
+elif what == "ddp":
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(40, 40))
+    if rank == 0:  # the other has no gradients to add
+        # C++ makes one of its own of it.
+        expect(lambda: model(torch.ones(1, 40)).sum().backward(), RuntimeError)
+        print("DONE", flush=True)
+        paceline.init().abort(3)
+    time.sleep(60)
 elif what == "long":
     if rank == 0:
         expect(lambda: dist.recv(torch.ones(2)))

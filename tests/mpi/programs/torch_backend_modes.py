@@ -317,7 +317,7 @@ def check_collectives_with_gradients():
 
 
 class NormOverRanks(nn.BatchNorm1d):
-    """What SyncBatchNorm does, which torch refuses on CPUs; docs/torch-backend.md shows it."""
+    """What SyncBatchNorm does, which torch refuses on CPUs; docs/torch-backend.md names it."""
 
     def forward(self, batch):
         if not self.training:

@@ -8,7 +8,12 @@ import pytest
 from paceline.errors import LaunchError
 from paceline.launch import introduction
 from paceline.launch.environment import JOB_FOLDER, Environment, detect
-from paceline.launch.introduction import describe_rank, introduce, is_on_one_node
+from paceline.launch.introduction import (
+    describe_rank,
+    introduce,
+    is_interface_free,
+    is_on_one_node,
+)
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 OPEN_MPI = {
@@ -98,12 +103,20 @@ def test_a_port_that_is_taken_is_named_and_the_launcher_is_told(tmp_path, monkey
     assert Path(tmp_path, "port.taken").read_text() == port
 
 
-@pytest.mark.parametrize(("given", "expected"), [({}, "lo"), ({"GLOO_SOCKET_IFNAME": "e"}, "e")])
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "lo"),
+        ({"GLOO_SOCKET_IFNAME": "e"}, "e"),
+        ({"GLOO_SOCKET_IFNAME": "e", "PACELINE_INTERFACE": "e"}, "lo"),  # of one around us
+    ],
+)
 def test_gloo_stays_inside_on_one_node_unless_the_user_says_otherwise(given, expected):
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "7", **given}
     introduce(rank(1, 2, 1, 2), env)
     assert env["GLOO_SOCKET_IFNAME"] == expected
     assert is_on_one_node(env)
+    assert is_interface_free(env) == (expected == "lo"), "what mpi4py:// finds counts for more"
 
 
 def test_who_was_not_told_where_to_meet_is_not_told_an_interface():

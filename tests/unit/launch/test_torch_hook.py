@@ -1,6 +1,7 @@
 """What is changed of a module when a script imports it. A stand-in: torch takes seconds to import,
 and tests/mpi/test_torchrun_scripts.py has the real one."""
 
+import importlib.util
 import socket
 import sys
 from types import ModuleType
@@ -49,6 +50,7 @@ def test_a_module_is_changed_when_it_is_imported_by_all_who_wait_for_it(name):
     seen = []
     when_imported(name, lambda module: seen.append(("first", module.__name__)))
     when_imported(name, lambda module: seen.append(("second", module.__name__)))
+    importlib.util.find_spec(name)  # to look for it is no import
     assert seen == []
     load()
     assert sorted(seen) == [("first", name), ("second", name)]
@@ -67,6 +69,9 @@ def test_a_store_at_loopback_listens_there_alone(name):
         # A second store of a process at the same port is torch's to join with the first.
         asked = {"host_name": "127.0.0.1", "port": port, "is_master": True}
         assert module.TCPStore(**asked) == asked
+    opened = module.TCPStore("localhost", 0, 2, True)  # as torch did before 2.13
+    with socket.socket(fileno=opened["master_listen_fd"]) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
 
 
 @pytest.mark.parametrize(

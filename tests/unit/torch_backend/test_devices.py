@@ -66,6 +66,19 @@ def test_a_far_tensor_is_fetched_once_and_stored_once(far, group):
     assert (far.fetched, far.stored) == (1, 1)
 
 
+def test_messages_begin_in_the_order_of_the_calls(far, group):
+    """A message of the host's memory waits for one of the device's that was sent before."""
+    first, second = torch.zeros(1), torch.zeros(1)
+    far.given.append(lambda: None)
+    works = [group.send([FarTensor(torch.ones(1))], 0, 5), group.send([torch.ones(1) + 1], 0, 5)]
+    works += [group.recv([first], 0, 5), group.recv([second], 0, 5)]
+    far.work()
+    for work in works:
+        work.wait()
+    assert (first.item(), second.item()) == (1, 2)
+    assert not group._starting
+
+
 def test_nothing_is_fetched_before_the_device_has_done_what_was_given_to_it(far, group):
     source, came, message = torch.zeros(3), torch.zeros(3), torch.zeros(3)
     far.given.append(lambda: source.fill_(7))

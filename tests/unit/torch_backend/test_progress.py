@@ -111,6 +111,26 @@ def test_the_time_of_one_that_waits_for_its_turn_does_not_run(progress):
     assert works[1].error is None
 
 
+def test_who_asks_while_others_are_told_is_told_after_them(progress):
+    told = []
+    work = make(Gate().steps(), timeout_s=0.1)
+    work.when_over(lambda over: (over.when_over(lambda _: told.append(3)), told.append(1)))
+    work.when_over(lambda over: told.append(2))
+    progress.run(work)
+    work.when_over(lambda over: told.append(4))
+    assert told == [1, 2, 3, 4]
+
+
+def test_what_fails_keeps_what_mpi_may_still_write_to(progress):
+    def steps():
+        yield False
+        raise ValueError("too long")
+
+    progress.run(work := make(steps(), Queue()))
+    assert "too long" in str(work.error)
+    assert progress._lost == [work]
+
+
 def test_steps_that_take_back_are_closed(progress):
     closed = []
 
