@@ -155,6 +155,9 @@ class _Failure:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
+    def __repr__(self) -> str:  # C++ tells what it could not make a tensor of
+        return repr(self.error)
+
     def __reduce__(self) -> NoReturn:
         raise self.error
 
