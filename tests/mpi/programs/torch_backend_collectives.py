@@ -12,6 +12,7 @@ from functools import reduce
 import pytest
 import torch
 import torch.distributed as dist
+from mpi.programs.torch_backend_checks import run_checks
 
 import paceline.torch_backend
 from paceline.errors import WorldError
@@ -484,13 +485,4 @@ def check_that_it_overlaps():
     assert work.exception() is None
 
 
-CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
-
-for check in CHECKS:
-    check()
-    dist.barrier()
-    if RANK == 0:
-        print("passed", check.__name__, flush=True)
-assert drive().count == 0
-dist.destroy_process_group()
-print("DONE", len(CHECKS), flush=True)
+run_checks(dict(globals()))

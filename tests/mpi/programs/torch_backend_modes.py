@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as with_gradients
+from mpi.programs.torch_backend_checks import run_checks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import (
     ddp_zero_hook,
@@ -30,7 +31,6 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecisi
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from paceline.torch_backend import GroupError
-from paceline.torch_backend.joined import drive
 
 warnings.simplefilter("ignore", FutureWarning)
 warnings.simplefilter("ignore", DeprecationWarning)
@@ -411,13 +411,4 @@ def check_what_torch_refuses():
         train(built_in)
 
 
-CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
-
-for check in CHECKS:
-    check()
-    dist.barrier()
-    if RANK == 0:
-        print("passed", check.__name__, flush=True)
-assert drive().count == 0
-dist.destroy_process_group()
-print("DONE", len(CHECKS), flush=True)
+run_checks(dict(globals()))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoint
+from mpi.programs.torch_backend_checks import run_checks
 from torch import nn
 from torch.distributed.algorithms.model_averaging.hierarchical_model_averager import (
     HierarchicalModelAverager,
@@ -30,7 +31,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 import paceline.torch_backend  # noqa: F401
-from paceline.torch_backend.joined import drive
 
 warnings.simplefilter("ignore", FutureWarning)
 dist.init_process_group("mpi4py", timeout=timedelta(seconds=60))
@@ -250,13 +250,4 @@ def check_compiled_collectives():
     assert compute(torch.ones(3)).tolist() == [2.0 * SIZE**2 + 1] * 3
 
 
-CHECKS = [value for name, value in list(globals().items()) if name.startswith("check_")]
-
-for check in CHECKS:
-    check()
-    dist.barrier()
-    if RANK == 0:
-        print("passed", check.__name__, flush=True)
-assert drive().count == 0
-dist.destroy_process_group()
-print("DONE", len(CHECKS), flush=True)
+run_checks(dict(globals()))
