@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,30 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
             )
 
     return run
+
+
+def run_in_group(
+    argv: Sequence[str | Path], timeout_s: float, **changes: str
+) -> subprocess.CompletedProcess[str]:
+    """A program that starts others by itself: at the time limit they are ended with it."""
+    process = subprocess.Popen(
+        list(map(str, argv)),
+        env=clean_environment(**changes),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except BaseException:
+        for kind in (signal.SIGTERM, signal.SIGKILL):  # mpirun ends its ranks at the first
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, kind)
+            with suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=10)
+        raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.fixture

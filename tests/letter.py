@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
-from conftest import clean_environment
+from conftest import run_in_group
 
 from paceline.launch.meeting import hold
 
@@ -40,23 +37,6 @@ def losses_of_gloo(ranks: int, place: Path, timeout_s: float = 120) -> list[str]
     sized = ("size = 2\n", f"size = {ranks}\n")
     with hold("127.0.0.1") as port:  # the program's store may still open it
         script = shorten(ONE, place, sized, ('"29500"', f'"{port}"'))
-        return losses(_output_of(script, timeout_s))
-
-
-def _output_of(script: Path, timeout_s: float) -> str:
-    """What it says; at the time limit the processes that it has started are killed with it."""
-    process = subprocess.Popen(
-        [sys.executable, str(script)],
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        said, _ = process.communicate(timeout=timeout_s)
-    except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        raise
-    assert process.returncode == 0
-    return said
+        done = run_in_group([sys.executable, script], timeout_s)
+    assert done.returncode == 0, done.stderr
+    return losses(done.stdout)

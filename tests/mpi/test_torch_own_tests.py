@@ -1,13 +1,12 @@
 """The tests that PyTorch ships for torch.distributed, on the backend mpi4py."""
 
 import re
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from conftest import run_in_group
 
 REPOSITORY = Path(__file__).parents[2]
 SCRIPT = REPOSITORY / "scripts" / "torch-own-tests"
@@ -32,16 +31,6 @@ needs_expecttest = pytest.mark.skipif(
 )
 
 
-def run_script(*arguments, timeout_s):
-    return subprocess.run(
-        [sys.executable, SCRIPT, *arguments],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-    )
-
-
 def test_a_page_tells_why_and_is_read_back(monkeypatch):
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     from torch_own_tests_page import Outcome, read_page, share_of, write_page
@@ -63,7 +52,8 @@ def test_a_page_tells_why_and_is_read_back(monkeypatch):
 @needs_expecttest
 @pytest.mark.timeout(240)
 def test_a_handful_of_torchs_own_tests_passes():
-    done = run_script("--only", *A_HANDFUL, timeout_s=230)
+    argv = [sys.executable, SCRIPT, "--only", *A_HANDFUL]
+    done = run_in_group(argv, timeout_s=230, TORCH_OWN_TESTS_LIMIT_S="80")  # each, and twice
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(A_HANDFUL)} of {len(A_HANDFUL)} tests passed on mpi4py" in done.stdout
 
@@ -81,6 +71,6 @@ def test_the_page_lists_at_least_95_percent_of_what_gloo_passes():
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_all_that_the_page_lists_as_passed_passes():
-    done = run_script("--check", timeout_s=1790)
+    done = run_in_group([sys.executable, SCRIPT, "--check"], timeout_s=1790)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^(\d{3}) of \1 tests passed on mpi4py$", done.stdout, re.MULTILINE)

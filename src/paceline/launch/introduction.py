@@ -29,9 +29,9 @@ from paceline.launch.node import interface_of, own_end, read_interfaces, resolve
 RANKS_PER_HOST = "PACELINE_RANKS_PER_HOST"
 """The variable in which the launcher tells how many ranks each host has, in their order."""
 
-INTERFACE = "GLOO_SOCKET_IFNAME"
-OUR_INTERFACE = "PACELINE_INTERFACE"
-"""The variable that tells which interface we have guessed: what is tried later may know better."""
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_OUR_INTERFACE = "PACELINE_INTERFACE"
+"""The variable that tells which interface is of our choice: what is tried later may know better."""
 _held: list[socket.socket] = []
 
 
@@ -43,11 +43,7 @@ def introduce(environment: Environment, env: MutableMapping[str, str] = os.envir
     env.update(describe_rank(environment, env))
     if environment.rank in (0, None) and is_held_by_rank_0(env):
         _take_port(env)
-    name = _interface_to(env[ADDRESS]) if env.get(ADDRESS) else ""
-    if is_interface_free(env):
-        env[INTERFACE] = env[OUR_INTERFACE] = name
-        if not name:
-            del env[INTERFACE], env[OUR_INTERFACE]
+    name_interface(env, _interface_to(env[ADDRESS]) if env.get(ADDRESS) else "")
 
 
 def describe_rank(environment: Environment, env: Mapping[str, str]) -> dict[str, str]:
@@ -65,9 +61,14 @@ def describe_rank(environment: Environment, env: Mapping[str, str]) -> dict[str,
     return {name: str(n) for name, n in zip(every, numbers, strict=True) if n is not None}
 
 
-def is_interface_free(env: Mapping[str, str]) -> bool:
-    """Whether nobody but a Paceline has named gloo's interface."""
-    return env.get(INTERFACE, "") in ("", env.get(OUR_INTERFACE))
+def name_interface(env: MutableMapping[str, str], name: str) -> None:
+    """Tell gloo its interface, or nothing; one that anybody but a Paceline has named stays."""
+    if env.get(_INTERFACE, "") not in ("", env.get(_OUR_INTERFACE)):
+        return
+    for variable in (_INTERFACE, _OUR_INTERFACE):
+        env.pop(variable, None)
+        if name:
+            env[variable] = name
 
 
 def is_on_one_node(env: Mapping[str, str]) -> bool:

@@ -7,7 +7,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from paceline.comm import World
 from paceline.errors import LaunchError, WorldError
-from paceline.launch.introduction import INTERFACE, is_interface_free
+from paceline.launch.introduction import name_interface
 from paceline.launch.meeting import LOOPBACK
 from paceline.launch.node import interface_of, outside_addresses, own_end, read_interfaces
 from paceline.torch_backend.joined import join
@@ -76,7 +76,9 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
     _check_ways(ways, addresses)
     assert store is not None
     store.set_timeout(timeout)
-    _name_interface(ways[-1] if world.rank == 0 else own_end(address), interfaces)
+    way = ways[-1] if world.rank == 0 else own_end(address)
+    # gloo's own choice may be loopback, or a network that leads nowhere.
+    name_interface(os.environ, interface_of(way, interfaces))
     return store
 
 
@@ -125,13 +127,6 @@ def _attempt(address: str, port: int, token: str, size: int, found: list[dist.TC
         store = _connect(address, port, size, timedelta(seconds=_CONNECT_S))
         if store.check([_KEY]) and store.get(_KEY).decode() == token:
             found.append(store)
-
-
-def _name_interface(address: str, interfaces: Mapping[str, Sequence[str]]) -> None:
-    """gloo's own choice may be loopback, or a network that leads nowhere."""
-    name = interface_of(address, interfaces)
-    if name and is_interface_free(os.environ):
-        os.environ[INTERFACE] = name
 
 
 def _check_ways(ways: Sequence[str], tried: Sequence[str]) -> None:
