@@ -109,7 +109,7 @@ def read_outcome(run_dir: Path) -> dict[str, Any]:
     # What an exchange sends is part of the step in which it falls.
     steps = [event for event in read_events(run_dir / "events") if event["event"] == "step"]
     seconds, epochs = 0.0, []
-    for record in History.load(run_dir / "history.json"):
+    for record in History.load(run_dir / "history.jsonl"):
         seconds += record.seconds
         epochs.append({"seconds": seconds, "val_accuracy": record.val_accuracy})
     return {

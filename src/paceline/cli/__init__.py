@@ -1,39 +1,64 @@
-"""The command `paceline`: one file per subcommand."""
+"""The command `paceline`: one file per subcommand, imported when it is called."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from paceline import __version__
-from paceline.cli import bench, data, doctor, export, mpi_learn, run, submit, train, tune
 from paceline.errors import PacelineError
-from paceline.launch.environment import detect
-from paceline.launch.world import exit_code, is_first_to_speak, wait_for_turn
 
-COMMANDS = (train, run, data, doctor, export, bench, tune, submit, mpi_learn)
+COMMANDS = {
+    "train": "train a model on N ranks",
+    "run": "start any Python script on N ranks",
+    "data": "write a data set as files",
+    "doctor": "check whether training would run here",
+    "export": "write the plain model of a run to a file",
+    "bench": "measure ours against its peers",
+    "tune": "find out how many ranks and threads are fastest",
+    "submit": "hand a training or a script to Slurm, Grid Engine, PBS or LSF",
+    "mpi-learn": "train as mpi_learn's MPIDriver.py does",
+}
+"""Each subcommand and its line in the help."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0 only if all of it succeeded."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    args = _make_parser(given[0] if given else None).parse_args(given)
+    try:
+        return int(args.function(args, given))
+    except PacelineError as error:
+        return _report(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("paceline: interrupted\n")
+        return 130
+
+
+def _make_parser(called: str | None) -> argparse.ArgumentParser:
+    """Of the subcommand that is called; the others are needed for the list of them alone."""
     parser = argparse.ArgumentParser(
         prog="paceline",
         description="Train one neural network on many processes that keep pace by a rule.",
     )
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        command.add_parser(commands)
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    args = parser.parse_args(given)
-    try:
-        return int(args.function(args, given))
-    except PacelineError as error:
-        wait_for_turn(detect().rank or 0)
-        if is_first_to_speak():
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return exit_code(error)
-    except KeyboardInterrupt:
-        sys.stderr.write("paceline: interrupted\n")
-        return 130
+    if called in COMMANDS:
+        import_module(f"paceline.cli.{called.replace('-', '_')}").add_parser(commands)
+    else:
+        for name, line in COMMANDS.items():
+            commands.add_parser(name, help=line)
+    return parser
+
+
+def _report(error: PacelineError) -> int:
+    """Say what went wrong, unless another rank has said it; the exit code."""
+    from paceline.launch.environment import detect
+    from paceline.launch.world import exit_code, is_first_to_speak, wait_for_turn
+
+    wait_for_turn(detect().rank or 0)
+    if is_first_to_speak():
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    return exit_code(error)

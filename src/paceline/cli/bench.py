@@ -18,7 +18,6 @@ from paceline.training.rundir import check_writable
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "bench",
-        help="measure ours against its peers",
         description="Measure Paceline and its peers, in turn in one run on this machine; the best "
         "of several rounds counts. Example: paceline bench allreduce --against gloo",
     )

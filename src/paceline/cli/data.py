@@ -14,7 +14,6 @@ from paceline.errors import ConfigError
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "data",
-        help="write a data set as files",
         description="Write a data set as files of samples, and lists of them to train on.",
     )
     kinds = parser.add_subparsers(dest="kind", metavar="SET", required=True)

@@ -23,7 +23,6 @@ from paceline.launch.hosts import Host, parse_hosts, read_hostfile
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "doctor",
-        help="check whether training would run here",
         description="Look at Python, MPI, cores, memory, names, hosts and the scheduler, then "
         "start ranks and measure them. The exit code is 0 if training would run, else 1. "
         "Example: paceline doctor --hosts a:16,b:16",

@@ -13,7 +13,6 @@ from paceline.training.export import NEWEST, export_model
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
-        help="write the plain model of a run to a file",
         description="Write the model of a run to a file for use without Paceline: what the "
         "finished run saved, or where its newest checkpoint has it. Example: paceline export "
         "runs/20260131-154502-mnist-bsp model.pt",

@@ -96,7 +96,6 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "mpi-learn",
-        help="train as mpi_learn's MPIDriver.py does",
         description="Train MODEL on the HDF5 files that TRAIN_LIST names, by Downpour SGD or "
         "EASGD. `paceline mpi-learn build mnist` (or mnist_pytorch) writes a model file as "
         "BuildModel.py did, `paceline data mnist DIR` the data.",

@@ -8,17 +8,20 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from paceline.errors import LaunchError
 from paceline.launch.allocation import read_allocation
 from paceline.launch.command import Job, Mpirun, Placement
-from paceline.launch.cores import THREAD_VARIABLES, available_cores
+from paceline.launch.compile_cache import keep_compile_cache_private
+from paceline.launch.cores import THREAD_VARIABLES, available_cores, most_threads
 from paceline.launch.environment import Environment, detect
 from paceline.launch.foreground import Ended
 from paceline.launch.gpus import deal_gpus
 from paceline.launch.hosts import Host, parse_hosts, read_hostfile
 from paceline.launch.introduction import RANKS_PER_HOST
+from paceline.launch.limits import check_folder, check_limits, complete_environment
 from paceline.launch.local import RESTART, find_mpirun, start_alone, start_ranks
 from paceline.launch.lodging import settle_in
 from paceline.launch.meeting import PORTS_TRIED, meeting_place
@@ -26,6 +29,8 @@ from paceline.launch.placement import Plan, plan_ranks
 from paceline.launch.restarts import run_with_restarts
 from paceline.launch.srun import find_srun
 
+MOST_RANKS = 1_000_000
+"""Of a job on many hosts."""
 _SIGNALLED = {130: "interrupted", 143: "terminated"}
 
 
@@ -33,14 +38,14 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=_positive,
+        type=partial(_positive, most=MOST_RANKS),
         metavar="N",
         help="processes to start (default: the physical cores available; under mpirun or srun "
         "theirs are joined instead)",
     )
     parser.add_argument(
         "--threads",
-        type=_positive,
+        type=partial(_positive, most=most_threads()),
         metavar="T",
         help="threads per rank (default: $OMP_NUM_THREADS, else what the job was granted, else "
         "cores / ranks)",
@@ -83,6 +88,7 @@ def start_or_join(
     GPUs are left alone, which such programs choose by LOCAL_RANK; `paceline.init` deals them.
     """
     environment = detect()
+    keep_compile_cache_private()
     if args.threads:  # what was asked for wins over what the shell has set
         os.environ |= dict.fromkeys(THREAD_VARIABLES, str(args.threads))
     if environment.launched:
@@ -93,6 +99,8 @@ def start_or_join(
         return join()
     if _is_lone_rank(environment, args):
         return join()
+    check_folder()
+    complete_environment(os.environ)
     launcher = _find_launcher(args)
     plan = _plan(args) if launcher else Plan(1, args.threads or available_cores(), Placement())
     if plan.ranks == 1 and not plan.placement.hosts and not args.restarts:
@@ -100,6 +108,9 @@ def start_or_join(
         with _place_to_meet(plan.placement, for_torch) as told:
             os.environ |= told
             return join()
+
+    if launcher is not None and launcher.kind == "openmpi" and not plan.placement.hosts:
+        check_limits(plan.ranks)
 
     def run(restart: int) -> Ended:
         words = again() if restart and again is not None else command
@@ -184,9 +195,11 @@ def _is_lone_rank(environment: Environment, args: argparse.Namespace) -> bool:
     return RESTART in os.environ and environment.size == 1 and args.ranks in (None, 1)
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 1 or more")
+def _positive(text: str, most: int) -> int:
+    digits = text.isascii() and text.isdecimal() and len(text) <= 20
+    if not digits or not 1 <= int(text) <= most:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise argparse.ArgumentTypeError(f"{shown!r} is not a number from 1 to {most}")
     return int(text)
 
 

@@ -23,7 +23,6 @@ from paceline.launch.world import everyone, fail
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "run",
-        help="start any Python script on N ranks",
         description="Start a Python script on N ranks over MPI. An exception on one rank ends all "
         "of them. Scripts for torchrun run as they are: RANK, WORLD_SIZE, LOCAL_RANK, "
         "LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set for each rank; a MASTER_ADDR or "
@@ -85,7 +84,8 @@ def _run_script(script: str, arguments: list[str]) -> int:
 
 
 def _end_all(error: BaseException) -> NoReturn:
-    """The others would wait for this rank; without MPI, mpirun ends them when it exits."""
-    if everyone().size > 1:
-        fail(everyone(), error)
+    """The others would wait for this rank."""
+    world = everyone()
+    if world.size > 1:
+        fail(world, error)
     raise error

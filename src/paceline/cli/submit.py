@@ -6,20 +6,22 @@ import argparse
 import os
 import shlex
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from paceline.cli.submitted import Command, read_command
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, LaunchError
 from paceline.launch.submit import SCHEDULERS
 from paceline.launch.submit.follow import explain_stuck, follow, stop_command
 from paceline.launch.submit.job import Request, make_request
 from paceline.launch.submit.scheduler import Scheduler
-from paceline.launch.submit.submit import Submitted, ask_scheduler, submit
+from paceline.launch.submit.submit import RunDirTaken, Submitted, ask_scheduler, submit
 from paceline.launch.submit.sweep import make_tasks
 
 _USUAL_REQUEUES = 10
+_NAMES_TRIED = 100
 
 _RESOURCES: tuple[tuple[str, str, str, str], ...] = (
     ("nodes", "--nodes", "N", "machines (default 1)"),
@@ -47,7 +49,13 @@ _RESOURCES: tuple[tuple[str, str, str, str], ...] = (
 )
 _LISTS: tuple[tuple[str, str, str, str], ...] = (
     ("modules", "--module", "NAME", "load an environment module; may be repeated"),
-    ("env", "--env", "NAME=VALUE", "set a variable in the job; may be repeated"),
+    (
+        "env",
+        "--env",
+        "NAME[=VALUE]",
+        "set a variable in the job; without a value: to what it is here, and the script does not "
+        "tell it; may be repeated",
+    ),
     ("after", "--after", "ID[,ID]", "start when these jobs have ended well"),
     ("extra", "--extra", "TEXT", "a directive as the scheduler writes it; may be repeated"),
 )
@@ -66,7 +74,6 @@ _NOTES = {
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "submit",
-        help="hand a training or a script to Slurm, Grid Engine, PBS or LSF",
         description="Write a job script, and hand it to the scheduler. Example: paceline submit "
         "slurm --nodes 2 --ranks-per-node 8 --time 2h -- train mnist --epochs 20",
     )
@@ -109,11 +116,10 @@ def _add_scheduler(schedulers: Any, key: str, scheduler: Scheduler) -> None:
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
     scheduler = SCHEDULERS[args.scheduler]
-    request = scheduler.settle(_read_request(args, scheduler), ask_scheduler)
     if args.dry_run:
-        sys.stdout.write(scheduler.render(request))
+        sys.stdout.write(scheduler.render(_read_request(args, scheduler)[0]))
         return 0
-    job = submit(request, scheduler)
+    request, job = _submit(args, scheduler)
     sys.stdout.write(describe(job, request, scheduler))
     sys.stdout.flush()
     if args.wait:
@@ -124,8 +130,23 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     return 0
 
 
-def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> Request:
-    """Read command and resources; what is wrong with either is told together."""
+def _submit(args: argparse.Namespace, scheduler: Scheduler) -> tuple[Request, Submitted]:
+    """Hand it in; others may take the name of its run directory just before us: then by another."""
+    for _ in range(_NAMES_TRIED):
+        request, is_new = _read_request(args, scheduler)
+        with suppress(RunDirTaken):
+            return request, submit(request, scheduler, is_new)
+    raise LaunchError(
+        f"{_NAMES_TRIED} run directories were taken by others, the last {request.run_dir}; give "
+        "--run-dir"
+    )
+
+
+def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> tuple[Request, bool]:
+    """Read command and resources; what is wrong with either is told together.
+
+    Also tells whether the run directory is a new one.
+    """
     faults: list[str] = []
     command = Command("train", (), "job", Path("runs").absolute())
     try:
@@ -141,7 +162,8 @@ def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> Request:
     if faults:
         raise ConfigError("; ".join(faults))
     started = (command.kind, "-n", str(request.ranks), "--threads", str(request.threads))
-    return replace(request, command=(*started, *command.words))
+    request = replace(request, command=(*started, *command.words))
+    return scheduler.settle(request, ask_scheduler), command.is_new
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -166,8 +188,13 @@ def _known(command: Command) -> dict[str, Any]:
 
 
 def _contradictions(command: Command, request: Request) -> list[str]:
-    """Numbers that the command gives as well as the resources, and otherwise."""
-    faults = []
+    """Numbers that the command gives as well as the resources, and otherwise; what is missing."""
+    faults = [
+        f"--env {name} takes its value from here, and {name} is not set: export it, or say "
+        f"--env {name}=VALUE"
+        for name in request.passed
+        if name not in os.environ
+    ]
     if command.ranks not in (None, request.ranks):
         faults.append(
             f"the command says -n {command.ranks}, the resources {request.nodes} nodes x "

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli import run, train
-from paceline.cli.train import _read_settings as read_settings
+from paceline.cli.train_settings import read_settings
 from paceline.errors import ConfigError
 from paceline.launch.submit.submit import free_run_dir
 from paceline.launch.submit.sweep import Settings
@@ -28,6 +28,8 @@ class Command:
     name: str
     """What the job is called unless it gets another name."""
     run_dir: Path
+    is_new: bool = False
+    """Whether the directory's name is ours, and nobody may have made it before the job."""
     ranks: int | None = None
     """What the command itself says."""
     threads: int | None = None
@@ -75,7 +77,7 @@ def _read_run(
     target = args.arguments[0] if args.script == "-m" else Path(args.script).stem
     name = _plain(target)
     run_dir = free_run_dir(name).absolute()
-    return Command("run", words, name, run_dir, args.ranks, args.threads)
+    return Command("run", words, name, run_dir, True, args.ranks, args.threads)
 
 
 def _read_train(
@@ -83,7 +85,7 @@ def _read_train(
 ) -> Command:
     config = read_settings(args)
     name = _plain(f"{_model(config)}-{config.rule.name}")
-    run_dir = _run_dir(config, name, bool(tasks))
+    run_dir, is_new = _run_dir(config, name, bool(tasks))
     if config.resume in (None, "auto"):
         words = ("--resume", "auto", *words)
         if not tasks and vars(args)["run_dir"] is None:
@@ -93,14 +95,15 @@ def _read_train(
         for number, task in enumerate(tasks, start=1)
     )
     _check_tasks(words, adds)
-    return Command("train", words, name, run_dir, args.ranks, args.threads, adds)
+    return Command("train", words, name, run_dir, is_new, args.ranks, args.threads, adds)
 
 
 def _assigned(settings: Settings) -> tuple[str, ...]:
     return tuple(word for key, value in settings for word in ("--set", f"{key}={value}"))
 
 
-def _run_dir(config: RunConfig, name: str, is_array: bool) -> Path:
+def _run_dir(config: RunConfig, name: str, is_array: bool) -> tuple[Path, bool]:
+    """The directory, and whether it is a new one, named here."""
     if is_array and config.resume not in (None, "auto"):
         raise ConfigError(
             f"an array makes a run for each task, and --resume {config.resume} is one run; leave "
@@ -108,7 +111,7 @@ def _run_dir(config: RunConfig, name: str, is_array: bool) -> Path:
         )
     found = None if is_array else find_run_dir(config)
     if found is not None:
-        return found
+        return found, False
     path = Path(config.run_dir or free_run_dir(name)).absolute()
     used = path / "1" if is_array else path
     if config.resume is None and (used / "config.yaml").exists():
@@ -116,7 +119,7 @@ def _run_dir(config: RunConfig, name: str, is_array: bool) -> Path:
             f"run directory {path} holds an earlier run; choose another --run-dir, or go on with "
             "it: --resume auto"
         )
-    return path
+    return path, config.run_dir is None
 
 
 def _check_tasks(words: tuple[str, ...], adds: tuple[tuple[str, ...], ...]) -> None:

@@ -7,26 +7,24 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.ranks import add_rank_options, start_or_join
-from paceline.errors import ConfigError, Interrupted
+from paceline.errors import Interrupted
 from paceline.launch.environment import detect
 from paceline.launch.local import RESTART
-from paceline.launch.world import fail, init
 from paceline.models import MODELS
 from paceline.rules import RULES
-from paceline.training.config import RunConfig
-from paceline.training.old_config import read_run_file
-from paceline.training.rundir import find_run_dir, make_fresh
-from paceline.training.settings import combine, read_assignment, read_config, read_yaml
+
+if TYPE_CHECKING:
+    from paceline.training.config import RunConfig
 
 
 def _number_or_text(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
-_FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("--rule", "rule", {"help": f"how the ranks keep pace: {', '.join(RULES)} (default bsp)"}),
     ("--epochs", "epochs", {"type": int, "help": "times through the training data (default 5)"}),
     (
@@ -165,7 +163,6 @@ _FLAGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "train",
-        help="train a model on N ranks",
         description="Train MODEL on TRAIN, validate on VAL. Example: paceline train mnist -n 2",
         epilog="All settings can be given in a YAML file (--config) or by --set; flags win over "
         "the file, --set over flags. Exit code: 0 done, 2 wrong settings, 75 told to end (saved; "
@@ -186,7 +183,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("validation", nargs="?", metavar="VAL", help="the same kinds as TRAIN")
     add_rank_options(parser)
-    for flag, setting, options in _FLAGS:
+    for flag, setting, options in FLAGS:
         usual = {"metavar": flag.removeprefix("--").upper().replace("-", "_")}
         parser.add_argument(flag, dest=setting, **(usual | options))
     parser.add_argument(
@@ -210,7 +207,10 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
-    levels, told = _read_levels(args)
+    from paceline.cli.train_settings import read_levels  # --help need not wait for it
+    from paceline.training.settings import read_config
+
+    levels, told = read_levels(args)
     _tell(told)
     config = read_config(*levels)  # in the launcher too: wrong settings need no ranks to be found
     if args.restarts and not detect().launched:
@@ -222,6 +222,8 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
 
 def _fix_run_dir(config: RunConfig, given: list[str]) -> tuple[RunConfig, list[str]]:
     """Runs that are started again must know their directory."""
+    from paceline.training.rundir import find_run_dir, make_fresh
+
     if config.resume not in (None, "auto"):
         return config, given
     found = find_run_dir(config) or Path(config.run_dir or make_fresh(config))
@@ -236,61 +238,12 @@ def _tell(lines: Sequence[str]) -> None:
         sys.stderr.flush()
 
 
-def _read_settings(args: argparse.Namespace) -> RunConfig:
-    return read_config(*_read_levels(args)[0])
-
-
-def _read_levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Sequence[str]]:
-    """The settings, level by level, and what there is to say about an old run file."""
-    layers: list[dict[str, Any]] = []
-    told: Sequence[str] = ()
-    model, file = args.model, args.config
-    if model is not None and model.endswith((".yaml", ".yml")):
-        if file is not None:
-            raise ConfigError(f"two run files were named: {model} and --config {file}")
-        model, file = None, model
-    if args.resume not in (None, "auto"):
-        named_anew = model or file or any(word.startswith("model=") for word in args.set)
-        layers.append(_settings_of(Path(args.resume), bool(named_anew)))
-    named = {"model": model, "data.train": args.train, "data.validation": args.validation}
-    named |= {setting: vars(args)[setting] for _, setting, _ in _FLAGS}
-    named |= {"threads": args.threads, "resume": args.resume}
-    given = [_nested(key, value) for key, value in named.items() if value is not None]
-    here = combine(*given, *map(read_assignment, args.set))
-    if file is not None:
-        settings, told = read_run_file(Path(file), here)
-        layers.append(settings)
-    return [*layers, here], told
-
-
-def _settings_of(run_dir: Path, named_anew: bool) -> dict[str, Any]:
-    """Those that a run had; what was given in Python has to be given again."""
-    if not (run_dir / "config.yaml").exists():
-        raise ConfigError(f"{run_dir} is not the directory of a run: it has no config.yaml")
-    settings = read_yaml(run_dir / "config.yaml")
-    if not named_anew and _was_an_object(settings.get("model")):
-        raise ConfigError(
-            f"the model of {run_dir} was given in Python ({settings['model'][1:-1]}); name it: "
-            f"paceline train file.py:function --resume {run_dir}; or start the script again with "
-            "the setting resume, or paceline mpi-learn with --restore"
-        )
-    return {key: value for key, value in settings.items() if not _was_an_object(value)}
-
-
-def _was_an_object(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("<") and value.endswith(">")
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)
-
-
 def _train(config: RunConfig, summary: str | None) -> int:
+    from paceline.launch.world import fail, init
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
     from paceline.training.once import once
+    from paceline.training.run import REMEDY
     from paceline.training.rundir import check_writable, write_json
     from paceline.training.trainer import Trainer
 
@@ -307,6 +260,8 @@ def _train(config: RunConfig, summary: str | None) -> int:
             render_final(result.history, sys.stdout, terminal, width, world.size)
             sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
             sys.stdout.flush()
+            if result.summary["warning"] is not None:
+                sys.stderr.write(f"paceline: warning: {result.summary['warning']}; {REMEDY}\n")
     except Interrupted as error:  # on all ranks: nobody waits
         if world.rank == 0:
             sys.stdout.flush()

@@ -33,7 +33,6 @@ _PASSED_ON = ("hosts", "hostfile", "launcher")
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "tune",
-        help="find out how many ranks and threads are quickest",
         description="Try a command on several numbers of ranks and threads, a few seconds each, "
         "also on more ranks than cores: where examples are uneven, those fill the gaps. Tells "
         "samples/s, waiting and memory of each, and the command to use. Example: "

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from paceline.comm.world import T, World
 from paceline.errors import WorldError
+from paceline.private import open_file as open_own_file
 
 PREFIX = "node-memory-"
 """How the files begin, for the moment in which they have names."""
@@ -153,8 +154,8 @@ def make_file(place: Path, nbytes: int) -> Path:
 
 def _too_much(place: Path, nbytes: int, free: int) -> str:
     return (
-        f"{nbytes} bytes of node memory are needed and {free} are free in {place}. Set "
-        f"rule.servers=1 to hold the centre in a process of its own, or enlarge {_mount(place)}"
+        f"{nbytes} bytes of node memory are needed and {free} are free in {place}. Enlarge "
+        f"{_mount(place)}, remove what others left there, or start fewer ranks on a node"
     )
 
 
@@ -164,7 +165,7 @@ def _mount(place: Path) -> str:
 
 def open_file(path: Path, nbytes: int, locks: int) -> FileMemory:
     """Map the file; each rank opens it by itself, for a lock belongs to an open file."""
-    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    file = open_own_file(path, os.O_RDWR)
     try:
         return FileMemory(file, nbytes, locks)
     except BaseException:

@@ -186,7 +186,7 @@ class MPIWorld:
         try:
             return map_together(self, neighbours, nbytes, locks)
         finally:
-            neighbours._comm.Free()
+            neighbours.free()
 
     def check(self) -> None:
         """A rank that fails ends all of MPI."""
@@ -195,6 +195,9 @@ class MPIWorld:
         part = MPIWorld(self._comm.Split(colour, self.rank))
         part.patience_s = self.patience_s
         return part
+
+    def free(self) -> None:
+        self._comm.Free()
 
     def abort(self, code: int = 1) -> NoReturn:
         Everyone().abort(code)

@@ -27,6 +27,8 @@ class Nodes:
         """The owners of this rank's slice, one on each node; None without a slice, or alone."""
         self.beside: World | None = self.across and self.across.split(0)
         """The same ranks, for what another thread talks about meanwhile."""
+        if self.across is None:
+            across.free()
 
     def slice_of(self, size: int, itemsize: int, owner: int | None = None) -> slice:
         """The part of a vector that a rank of this node owns, by default this rank.

@@ -80,5 +80,8 @@ class SoloWorld:
     def split(self, colour: int) -> SoloWorld:
         return self
 
+    def free(self) -> None:
+        """Nothing is held."""
+
     def abort(self, code: int = 1) -> NoReturn:
         raise SystemExit(code)

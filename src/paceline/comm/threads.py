@@ -175,6 +175,9 @@ class ThreadWorld:
         part.patience_s = self.patience_s
         return part
 
+    def free(self) -> None:
+        """Nothing is held."""
+
     def abort(self, code: int = 1) -> NoReturn:
         reason = f"rank {self.rank} aborted the world with code {code}"
         self._hub.fail(reason)

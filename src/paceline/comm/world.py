@@ -127,6 +127,10 @@ class World(Protocol):
     def split(self, colour: int) -> World:
         """A world of the ranks that gave the same colour, in the same order."""
 
+    def free(self) -> None:
+        """Give back what a world made by `split` holds, which is not used any more; all its ranks
+        call it together."""
+
     def abort(self, code: int = 1) -> NoReturn:
         """End all ranks at once with this non-zero exit code."""
 

@@ -2,7 +2,7 @@
 
 Each of them holds a shared lock on a file in it, which the kernel takes back when its holder ends,
 however it ends. Who gets that lock alone may remove the folder. Run as a program, this file waits
-for that moment; so it imports the standard library alone.
+for that moment; so it needs no package but Paceline.
 """
 
 import errno
@@ -13,6 +13,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+if __name__ == "__main__":  # python -I -S knows no packages
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paceline.private import make_folder, open_file, opened_folder
 
 PREFIX = "paceline-cache-"
 LOCK = "in-use"
@@ -25,10 +30,12 @@ def join(folder: Path) -> tuple[int, bool]:
 
     Returns the descriptor that holds it, and whether it was made here.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(_TRIES):  # until nobody removes it in between
-        made = _make(folder)
         with suppress(FileNotFoundError):
-            held = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            made = make_folder(folder)
+            with opened_folder(folder) as opened:
+                held = open_file(LOCK, os.O_RDWR | os.O_CREAT, opened)
             fcntl.flock(held, fcntl.LOCK_SH)
             if _is_at(held, folder / LOCK):
                 return held, made
@@ -39,24 +46,31 @@ def join(folder: Path) -> tuple[int, bool]:
 def remove_if_unused(folder: Path, wait: bool = False) -> bool:
     """Remove the folder if nobody holds on to it, or as soon as nobody does."""
     try:
-        held = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    except OSError:
-        with suppress(OSError):
-            folder.rmdir()  # empty: whoever made it died at once, or is about to try again
-        return not folder.exists()
+        with opened_folder(folder) as opened:
+            return _remove(folder, opened, wait)
+    except FileNotFoundError:
+        return True
+    except OSError:  # somebody uses it, or it is somebody else's
+        return False
+
+
+def _remove(folder: Path, opened: int, wait: bool) -> bool:
+    try:
+        held = open_file(LOCK, os.O_RDWR, opened)
+    except FileNotFoundError:
+        folder.rmdir()  # empty: whoever made it died at once, or is about to try again
+        return True
     try:
         fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         if not _is_at(held, folder / LOCK):
             return True
         # The lock last: what is left if this process is killed can still be locked, and removed.
-        for entry in folder.iterdir():
-            if entry.name != LOCK:
-                entry.unlink()
-        (folder / LOCK).unlink()
+        with os.scandir(opened) as entries:
+            for name in [entry.name for entry in entries if entry.name != LOCK]:
+                os.unlink(name, dir_fd=opened)
+        os.unlink(LOCK, dir_fd=opened)
         folder.rmdir()
         return True
-    except OSError:  # somebody uses it, or it is somebody else's
-        return False
     finally:
         os.close(held)
 
@@ -83,15 +97,6 @@ def start_keeper(folder: Path) -> None:
             cwd="/",
             start_new_session=True,
         )
-
-
-def _make(folder: Path) -> bool:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        return False
-    return True
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

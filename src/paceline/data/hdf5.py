@@ -10,6 +10,7 @@ import numpy as np
 from paceline.data.keys import Keys, choose_keys, missing_names
 from paceline.data.readers import BLOCK_BYTES, Column, check_numbers, cut_evenly, need
 from paceline.errors import DataError
+from paceline.regular_files import check_regular
 
 CHUNK_CACHE_BYTES = 2**20
 """Of HDF5's own, for each dataset of an open file; it is of use only for chunks that reach beyond a
@@ -37,6 +38,8 @@ class Hdf5File:
             asked = choose_keys(self._file.keys(), keys, path, "dataset")
             self._check_there(asked, path)
             self.keys = asked.expand(lambda name: _datasets_in(self._file[name], name, path))
+            for name in self.keys.names():  # also those that a group has
+                _check_links(self._file, name, path)
             self._datasets = [self._file[name] for name in self.keys.names()]
             self.columns = tuple(_describe(dataset, path) for dataset in self._datasets)
             self.samples = _agree_on_length(self._datasets, path)
@@ -55,6 +58,8 @@ class Hdf5File:
         self._file.close()
 
     def _check_there(self, keys: Keys, path: Path) -> None:
+        for name in keys.names():
+            _check_links(self._file, name, path)
         missing = [name for name in keys.names() if name not in self._file]
         if missing:
             found: list[str] = []
@@ -105,12 +110,37 @@ def _check_parts(dataset: Any, name: str, path: Path) -> None:
     """HDF5 reads zeros in place of a part of a virtual dataset that is not there."""
     for source in dataset.virtual_sources() if dataset.is_virtual else ():
         part = source.file_name
-        plain = part != "." and "%" not in part
-        if plain and not ((path.parent / part).exists() or Path(part).exists()):
-            raise DataError(
-                f"{name} in {path} is made of other files, and {part} is not there; bring it back, "
-                "or write the data into one file"
-            )
+        if part != "." and "%" not in part:
+            _check_part(part, name, path)
+    for part, _, _ in dataset.external or ():
+        _check_part(part, name, path)
+
+
+def _check_links(file: Any, name: str, path: Path) -> None:
+    """A name, or a group on its way, may be a link into another file."""
+    steps = [step for step in name.split("/") if step]
+    for last in range(1, len(steps) + 1):
+        link = file.get("/".join(steps[:last]), getlink=True)
+        if hasattr(link, "filename"):
+            _check_part(link.filename, name, path)
+
+
+def _check_part(part: str, name: str, path: Path) -> None:
+    """Another file that HDF5 opens by itself."""
+    what = "is not there"
+    for place in (path.parent / part, Path(part)):
+        try:
+            check_regular(place)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            what = f"cannot be read: {error.strerror}"
+        else:
+            return
+    raise DataError(
+        f"{name} in {path} is made of other files, and {part} {what}; bring it back, or write the "
+        "data into one file"
+    )
 
 
 def _agree_on_length(datasets: list[Any], path: Path) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 from paceline.data.lists import exists
 from paceline.data.readers import blamed_on, need
 from paceline.errors import DataError
+from paceline.regular_files import open_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 GREY = ("1", "L", "I", "F", "I;16", "LA")
@@ -104,7 +105,7 @@ def decode(
     if mode is None and like is not None:
         axis = 0 if look.channels == "first" else -1
         mode = "L" if like.shape[axis] == 1 else "RGB"
-    with blamed_on(path), Image.open(content or path) as image:
+    with blamed_on(path), content or open_regular(path) as file, Image.open(file) as image:
         if look.mode is None and mode == "L" and image.mode not in GREY:
             raise DataError(
                 f"{path} is in colour and the first image is grey; add ?mode=RGB or ?mode=L to "

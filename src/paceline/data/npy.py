@@ -13,13 +13,12 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from paceline.data.keys import Keys, choose_keys, missing_names
+from paceline.data.number_types import LONG_DOUBLES, NO_LONG_DOUBLES, NUMBERS
 from paceline.data.watch import WatchedFile
 from paceline.errors import DataError, PacelineError
 from paceline.functions import describe_failure
 
 NPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK"
-NUMBERS = "biufc"
-"""The kinds of dtype that a model can be fed with."""
 _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]]] = {
     (1, 0): npy_format.read_array_header_1_0,
     (2, 0): npy_format.read_array_header_2_0,
@@ -161,6 +160,8 @@ def _read_header(content: IO[bytes], origin: str) -> tuple[tuple[int, ...], np.d
         )
     if dtype.kind not in NUMBERS:
         raise DataError(f"{origin} holds values of type {dtype}, expected numbers")
+    if dtype.char in LONG_DOUBLES:
+        raise DataError(f"{origin} holds values of type {dtype}, {NO_LONG_DOUBLES}")
     return shape, dtype
 
 

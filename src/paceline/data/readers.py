@@ -9,11 +9,10 @@ from typing import Protocol
 import numpy as np
 
 from paceline.data.keys import Keys
+from paceline.data.number_types import LONG_DOUBLES, NO_LONG_DOUBLES, NUMBERS
 from paceline.errors import DataError, PacelineError
 from paceline.functions import describe_failure
 
-NUMBERS = "biufc"
-"""The kinds of dtype that a model can be fed with."""
 BLOCK_BYTES = 1_000_000
 """What is worth one reading, where the file itself does not say."""
 
@@ -80,6 +79,8 @@ def check_numbers(dtype: np.dtype, name: str, path: Path) -> np.dtype:
     """The type in this machine's byte order; refuse what is no number."""
     if dtype.kind not in NUMBERS:
         raise DataError(f"{name} in {path} holds values of type {dtype}, expected numbers")
+    if dtype.char in LONG_DOUBLES:
+        raise DataError(f"{name} in {path} holds values of type {dtype}, {NO_LONG_DOUBLES}")
     return dtype.newbyteorder("=")
 
 

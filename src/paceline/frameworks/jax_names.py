@@ -67,7 +67,7 @@ def _find(settings: Mapping[str, Any]) -> Optimizer:
         )
     try:
         made = kind(rate, **own)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # each checks its settings in its own way
         raise ConfigError(f"optimizer {name}: {error}") from error
     words = ", ".join(f"{key}={value}" for key, value in {"lr": rate, **own}.items())
     return Optimizer(made, f"optax.{name}({words})", rate)

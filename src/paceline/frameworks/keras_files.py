@@ -35,13 +35,19 @@ def load_model(path: Path) -> Any:
         with without_tensorflow(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _NOTHING_TO_LOAD)
             return keras.saving.load_model(path, safe_mode=True)
-    except (TypeError, ValueError, KeyError, OSError, AttributeError, ImportError) as error:
+    except Exception as error:  # Keras and zipfile have many for what they cannot read
         raise _refusal(str(path), error) from error
 
 
 def load_architecture(path: Path) -> Any:
     """The model of an architecture in JSON (`model.to_json()`), with new weights."""
-    return read_architecture(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    return read_architecture(text, str(path))
 
 
 def read_architecture(text: str, name: str) -> Any:
@@ -49,7 +55,7 @@ def read_architecture(text: str, name: str) -> Any:
     keras = import_keras()
     try:
         config = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{name} is not JSON: {error}") from error
     if not isinstance(config, dict) or "class_name" not in config:
         raise ConfigError(

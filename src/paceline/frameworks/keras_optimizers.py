@@ -57,7 +57,7 @@ def _by_name(spec: Mapping[str, Any]) -> Any:
         raise ConfigError(f"optimizer {name} has no setting {', '.join(unknown)}; it takes {shown}")
     try:
         return kind(**settings)
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # each checks its settings in its own way
         raise ConfigError(f"optimizer {name}: {error}") from error
 
 

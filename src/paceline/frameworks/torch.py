@@ -136,6 +136,7 @@ class TorchReplica(TorchVectors):
                 outputs = self._call(inputs)
         except (RuntimeError, TypeError, ValueError) as error:
             _explain_compiler(error)
+            _explain_complex("inputs", inputs, self._model_dtype)
             shapes = [tuple(leaf.shape) for leaf in leaves(inputs) if hasattr(leaf, "shape")]
             error.add_note(f"paceline: the model was given inputs of shape {shapes}")
             raise
@@ -148,6 +149,7 @@ class TorchReplica(TorchVectors):
         except (IndexError, RuntimeError) as error:
             if "out of bounds" in str(error):
                 _name_wrong_label(outputs, targets, batch)
+            _explain_complex("targets", targets, self._model_dtype)
             raise
 
     def _call(self, inputs: Any) -> Any:
@@ -166,7 +168,7 @@ class TorchReplica(TorchVectors):
                 return leaf.to(self._device)
             if not isinstance(leaf, np.ndarray):
                 return leaf
-            if leaf.dtype.kind not in "biufc":
+            if leaf.dtype.kind not in "biufc" or leaf.dtype.char in "gG":
                 raise DataError(f"arrays of {leaf.dtype} cannot be trained on; make them numbers")
             tensor = torch.from_numpy(leaf)
             if tensor.is_complex():
@@ -193,6 +195,16 @@ def _explain_compiler(error: Exception) -> None:
             f"torch.compile failed ({cause}); it needs a C++ compiler on every node, and not every "
             "model suits it: leave compile out"
         ) from error
+
+
+def _explain_complex(what: str, tensors: Any, own: torch.dtype) -> None:
+    """Of a failure, whether complex numbers in a model of real ones are to blame."""
+    for leaf in leaves(tensors):
+        if isinstance(leaf, torch.Tensor) and leaf.is_complex() and not own.is_complex:
+            raise DataError(
+                f"the {what} are {leaf.dtype}, and the model computes in {own}; save real and "
+                "imaginary parts as arrays of their own, or make a model of complex numbers"
+            )
 
 
 def _name_wrong_label(outputs: Any, targets: Any, batch: BatchLike) -> None:

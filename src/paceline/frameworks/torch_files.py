@@ -15,6 +15,8 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # within at
 
 from paceline.errors import ConfigError
 from paceline.frameworks.torch_program import read_program
+from paceline.functions import describe_failure
+from paceline.regular_files import is_regular
 
 _FUNCTIONS = (F.relu, F.gelu, torch.relu, torch.tanh, torch.sigmoid)
 """Some of torch's own layers keep one of them."""
@@ -50,29 +52,35 @@ def load_module(path: Path) -> torch.nn.Module:
 def load_weights(module: torch.nn.Module, path: str) -> None:
     """Give the module the values of a state_dict; every name must fit."""
     file = Path(path)
-    if not file.is_file():
-        raise ConfigError(f"weights: there is no file {path} (looked for {file.absolute()})")
+    if not is_regular(file):
+        raise ConfigError(f"weights: there is no file {path[:500]}; check the path")
     tensors = _read_safetensors(file) if file.suffix == ".safetensors" else _read_pickled(file)
     own = module.state_dict()
     faults = [
         *_listed("missing there", [name for name in own if name not in tensors]),
         *_listed("not in the model", [name for name in tensors if name not in own]),
         *_listed("of another shape", _misshapen(own, tensors)),
+        *_listed("of another kind", _odd(own, tensors)),
     ]
     if faults:
         raise ConfigError(f"weights {path} do not fit the model: {'; '.join(faults)}")
-    module.load_state_dict(tensors)
+    try:
+        module.load_state_dict(tensors)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"weights {path} do not fit the model: {describe_failure(error)}"
+        ) from error
 
 
 def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
     """Also the further names of tied weights, which Paceline writes into the metadata."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(str(file), framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             aliases = dict(opened.metadata() or {})
-    except SafetensorError as error:
+    except Exception as error:  # the parser has many, and all of them blame the file
         raise ConfigError(f"weights {file} is not a safetensors file: {error}") from error
     tied = {name: tensors[of] for name, of in aliases.items() if of in tensors}
     return tied | tensors
@@ -81,7 +89,7 @@ def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
 def _read_pickled(file: Path) -> dict[str, torch.Tensor]:
     found = _load(file, "a state_dict holds tensors alone; save model.state_dict()")
     if not isinstance(found, Mapping) or not all(
-        isinstance(value, torch.Tensor) for value in found.values()
+        isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
         raise ConfigError(f"weights {file} is no state_dict; save model.state_dict()")
     return dict(found)
@@ -107,10 +115,11 @@ def _layers() -> list[Any]:
 
 
 def _is_torchscript(path: Path) -> bool:
-    if not zipfile.is_zipfile(path):
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith("/constants.pkl") for name in archive.namelist())
+    except Exception:  # no archive, or a damaged one: torch.load will tell
         return False
-    with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("/constants.pkl") for name in archive.namelist())
 
 
 def _listed(what: str, names: Iterable[str]) -> list[str]:
@@ -125,3 +134,23 @@ def _misshapen(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
         for name, tensor in own.items()
         if name in given and given[name].shape != tensor.shape
     ]
+
+
+def _odd(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
+    """Tensors that hold no plain numbers: copied, they would lose something or fail."""
+    return [
+        f"{name} ({found}, expected {str(tensor.dtype).removeprefix('torch.')})"
+        for name, tensor in own.items()
+        if name in given and (found := _oddity(given[name], tensor))
+    ]
+
+
+def _oddity(given: torch.Tensor, own: torch.Tensor) -> str | None:
+    kind = str(given.dtype).removeprefix("torch.")
+    if given.layout != torch.strided:
+        return str(given.layout).removeprefix("torch.").replace("_", " ")
+    if given.is_meta:
+        return f"{kind} on the meta device, without values"
+    if given.is_quantized or (given.is_complex() and not own.is_complex()):
+        return kind
+    return None

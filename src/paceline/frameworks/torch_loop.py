@@ -15,8 +15,9 @@ from paceline.frameworks.torch_vectors import TorchVectors, describe_optimizer
 def _refuse(closure: Any) -> None:
     if closure is not None:
         raise TrainingError(
-            "optimizer.step(closure) computes gradients after the exchange; call loss.backward() "
-            "before optimizer.step() instead"
+            "optimizer.step(closure) computes gradients where no exchange reaches them, which "
+            "keep_pace does not support. An optimizer that needs no closure (SGD, Adam, ...) takes "
+            "loss.backward() and then optimizer.step(); LBFGS cannot be used in a keep_pace block"
         )
 
 

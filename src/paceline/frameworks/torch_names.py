@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import ConfigError, DataError
+from paceline.functions import describe_failure
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -106,7 +107,7 @@ def find_loss(loss: str | LossFunction) -> Loss:
     """A loss from its name, or of a function: `loss(outputs, targets)` is a mean over samples."""
     if callable(loss):
         return Loss(loss, "unknown")
-    if loss not in LOSSES:
+    if not isinstance(loss, str) or loss not in LOSSES:
         raise ConfigError(f"loss is '{loss}', expected one of: {', '.join(LOSSES)}{_near(loss)}")
     return LOSSES[loss]
 
@@ -129,16 +130,40 @@ def make_optimizer(
         raise ConfigError(f"optimizer is '{name}', expected one of: {valid}{_near(name)}")
     if name.lower() in _UNFIT:
         raise ConfigError(f"optimizer {name} cannot be used here: {_UNFIT[name.lower()]}")
-    known = [key for key in inspect.signature(kind).parameters if key not in _NOT_SETTINGS]
+    found = inspect.signature(kind).parameters
+    known = {key: found[key] for key in found if key not in _NOT_SETTINGS}
     unknown = [key for key in settings if key not in known]
     if unknown:
         raise ConfigError(
             f"optimizer {name} has no setting {', '.join(unknown)}; it takes: {', '.join(known)}"
         )
+    for key, value in settings.items():
+        expected = expected_kind(value, known[key].default)
+        if expected is not None:
+            raise ConfigError(f"optimizer {name}: {key} is {value!r}, expected {expected}")
     try:
         return kind(parameters, **settings)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"optimizer {name}: {error}") from error
+    except Exception as error:  # each checks its settings in its own way
+        raise ConfigError(f"optimizer {name}: {describe_failure(error)}") from error
+
+
+def expected_kind(value: Any, usual: Any) -> str | None:
+    """In words, what a setting with this default must be; None if it is that. Optimizers look at
+    some of their settings only in a step."""
+    if isinstance(usual, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(usual, tuple):
+        several = isinstance(value, tuple | list) and len(value) == len(usual)
+        pairs = zip(value, usual, strict=True) if several else ()
+        fits = several and all(_is_number(item) or own is None for item, own in pairs)
+        return None if fits else f"{len(usual)} numbers"
+    if isinstance(usual, int | float):
+        return None if _is_number(value) else "a number"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
 
 
 def _near(name: str) -> str:

@@ -39,6 +39,11 @@ def threads_per_rank(ranks_here: int, cores: int) -> int:
     return max(1, cores // ranks_here)
 
 
+def most_threads() -> int:
+    """Of one rank: beyond it threads only fight for the cores, or cannot be started at all."""
+    return max(1024, 4 * (os.cpu_count() or 1))
+
+
 def affinity() -> set[int]:
     """The CPUs this process may run on."""
     if hasattr(os, "sched_getaffinity"):

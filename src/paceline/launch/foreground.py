@@ -1,13 +1,11 @@
 """Run a launcher in the foreground: pass signals on, filter its output, leave no process behind."""
 
-import ctypes
 import os
 import select
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +13,7 @@ from types import FrameType
 
 from paceline.errors import LaunchError
 from paceline.launch.banners import HYDRA, OPEN_MPI, BannerFilter
+from paceline.launch.children import die_with_parent, has_ended, wait_for_end
 from paceline.launch.deaths import (
     Death,
     Loss,
@@ -41,7 +40,6 @@ START_WARNING_S, START_TIMEOUT_S = 60.0, 300.0
 _PAUSE_S = 0.1
 _ROSTER_PAUSE_S = 1.0
 _STDOUT, _STDERR = 1, 2
-_PR_SET_PDEATHSIG = 1
 _SAVING = b"paceline: saving and stopping (again to stop at once)\n"
 _DROPPED_USR2 = (
     b"paceline: SIGUSR2 was dropped: this mpirun (Hydra) would end by it, not pass it on\n"
@@ -93,6 +91,7 @@ class _Signals:
         self._folder = folder
         self._leader = leader
         self._child: subprocess.Popen[bytes] | None = None
+        self._is_over = False
         self._early: list[int] = []
 
     def receive(self, number: int, frame: FrameType | None = None) -> None:
@@ -103,9 +102,11 @@ class _Signals:
         again = number in _ENDING and self.ending is not None
         if number in _ENDING:
             self.ending = self.ending or number
+        if self._is_over:
+            return
         if again:
             kill_job(self._child.pid, self._folder)
-        elif self._child.returncode is None:
+        else:
             self._pass_on(signal.Signals(number), self._child.pid)
 
     def watch(self, child: subprocess.Popen[bytes]) -> None:
@@ -113,6 +114,10 @@ class _Signals:
         self._child = child
         for number in self._early:
             self.receive(number)
+
+    def release(self) -> None:
+        """The child is about to be reaped: its number may be somebody else's from then on."""
+        self._is_over = True
 
     def _pass_on(self, number: signal.Signals, pid: int) -> None:
         can_save = self._folder is not None and (self._folder / SAVES).exists()
@@ -171,9 +176,9 @@ def run_job(
         output = _Output(child, leader, folder, raw)
         try:
             output.pass_on(signals)
-            child.wait()
         finally:
             kill_job(child.pid, folder)
+            signals.release()
             child.wait()
             output.close()
     asked = _was_asked_to_end(signals)
@@ -285,9 +290,9 @@ class _Output:
                     banners, target = self._filters[source]
                     self._show(target, banners.pause())
                 # A daemon that a rank left behind may hold the pipe open for ever.
-                if self._child.poll() is not None:
+                if has_ended(self._child):
                     break
-        failed = self._child.wait() not in (0, SAVED) and not _was_asked_to_end(signals)
+        failed = wait_for_end(self._child) not in (0, SAVED) and not _was_asked_to_end(signals)
         for banners, target in self._filters.values():
             self._show(target, banners.close(failed))
 
@@ -379,18 +384,3 @@ def _write(target: int, data: bytes) -> None:
     with suppress(BrokenPipeError):
         while data:
             data = data[os.write(target, data) :]
-
-
-def die_with_parent() -> Callable[[], None] | None:
-    """Return the child's first act: ask Linux for a SIGTERM when we die, even by SIGKILL."""
-    if sys.platform != "linux":
-        return None
-    libc = ctypes.CDLL(None)  # loaded before the fork: the child should only call
-    parent = os.getpid()
-
-    def ask() -> None:
-        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    return ask

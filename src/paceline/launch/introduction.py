@@ -17,12 +17,11 @@ from paceline.launch.environment import Environment
 from paceline.launch.lodging import tell_launcher
 from paceline.launch.meeting import (
     ADDRESS,
-    LOOPBACK,
     PORT,
     PORT_TAKEN,
     hold_socket,
     is_held_by_rank_0,
-    is_loopback_name,
+    loopback_of,
 )
 from paceline.launch.node import interface_of, own_end, read_interfaces, resolve
 
@@ -98,9 +97,8 @@ def _find_node(environment: Environment, env: Mapping[str, str]) -> tuple[int | 
 
 def _take_port(env: Mapping[str, str]) -> None:
     """Hold the port until this process ends; its store, or that of a child, may still open it."""
-    address = LOOPBACK if is_loopback_name(env[ADDRESS]) else ""
     try:
-        _held.append(hold_socket(address, int(env[PORT])))
+        _held.append(hold_socket(loopback_of(env[ADDRESS]), int(env[PORT])))
     except OSError as error:
         tell_launcher(PORT_TAKEN, env[PORT])
         raise LaunchError(

@@ -21,6 +21,7 @@ from paceline.launch.environment import JOB_FOLDER
 from paceline.launch.foreground import Ended, Leader, run_job
 from paceline.launch.meeting import PORT_TAKEN
 from paceline.launch.undertaker import KEEPER, remove_segments, undertaker
+from paceline.private import opened_folder, read_text, remove_folder
 
 RESTART = "PACELINE_RESTART"
 """The variable that tells the ranks how often their job has been started again."""
@@ -129,7 +130,7 @@ def _run(
         if since_s is not None:
             remove_segments(since_s)
         ended = replace(ended, port_taken=(folder / PORT_TAKEN).exists())
-        shutil.rmtree(folder, ignore_errors=True)  # before the undertaker is sent home
+        remove_folder(folder)  # before the undertaker is sent home
     return ended
 
 
@@ -171,12 +172,18 @@ def remove_stale_memory(unused_s: float = 60.0) -> None:
     spared while ranks may still be about to open their segments in it.
     """
     for place in Path(_SHARED_MEMORY).glob("paceline-*-*"):
-        with suppress(OSError):
-            keeper = place / KEEPER  # where the launcher is on another host
-            pid = keeper.read_text() if keeper.exists() else place.name.split("-")[1]
-            unused = time.time() - place.stat().st_mtime >= unused_s
+        with suppress(OSError), opened_folder(place) as opened:  # others may plant what they like
+            unused = time.time() - os.fstat(opened).st_mtime >= unused_s
+            pid = _read_keeper(opened) or place.name.split("-")[1]
             if unused and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-                shutil.rmtree(place, ignore_errors=True)
+                remove_folder(place)
+
+
+def _read_keeper(folder: int) -> str:
+    """Who removes the folder of a launcher that is on another host."""
+    with suppress(FileNotFoundError):
+        return read_text(KEEPER, folder)
+    return ""
 
 
 def _terminal() -> str | None:

@@ -6,14 +6,14 @@ name, and starts a keeper (see undertaker.py) that removes it when the job has e
 """
 
 import os
-import subprocess
-import sys
+import socket
 from contextlib import suppress
 from pathlib import Path
 
-from paceline.launch import undertaker
+from paceline.errors import LaunchError
 from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.undertaker import KEEPER
+from paceline.launch.undertaker import KEEPER, start_keeper
+from paceline.private import NotOurs, make_folder, opened_folder, write_text
 
 STARTED = "started"
 """In the job's folder: a rank has come to life."""
@@ -26,48 +26,38 @@ def settle_in() -> None:
     """Make this host's folder of the job, unless it is there; tell the launcher that we live."""
     folder = os.environ.get(JOB_FOLDER)
     if folder and Path(folder).parent.is_dir():
-        _make_folder(folder)
+        _make_folder(Path(folder))
         tell_launcher(STARTED, "")
 
 
-def _make_folder(folder: str) -> None:
+def _make_folder(folder: Path) -> None:
     try:
-        Path(folder).mkdir(mode=0o700)
-        (Path(folder) / KEEPER).touch()  # others on this host send word to the launcher from now on
-    except OSError:  # it is there, or cannot be: ranks do without, and use the shared memory itself
+        if not make_folder(folder):
+            return
+        write_text(folder / KEEPER, "")  # others here send word to the launcher from now on
+    except NotOurs as error:
+        raise LaunchError(
+            f"the job's folder {folder} on {socket.gethostname()} cannot be used: "
+            f"{error.strerror}. Start the job again: it gets a folder of another name"
+        ) from None
+    except OSError:  # it cannot be made: ranks do without, and use the shared memory itself
         return
-    script = Path(undertaker.__file__).resolve()
-    argv = [sys.executable, "-I", "-S", str(script), folder, f"parent={os.getppid()}"]
-    nowhere = subprocess.DEVNULL
-    # Processes that know the folder are the job's, and the keeper ends them.
-    environ = {name: value for name, value in os.environ.items() if name != JOB_FOLDER}
     with suppress(OSError):
-        keeper = subprocess.Popen(
-            argv,
-            env=environ,
-            stdin=nowhere,
-            stdout=nowhere,
-            stderr=nowhere,
-            cwd="/",
-            start_new_session=True,
-        )
-        (Path(folder) / KEEPER).write_text(str(keeper.pid))
+        write_text(folder / KEEPER, str(start_keeper(folder, os.getppid())))
 
 
 def tell_launcher(name: str, text: str | None) -> None:
     """Leave a file of that name for the launcher, or take it away again (`None`)."""
     folder = os.environ.get(JOB_FOLDER)
-    if not folder or not Path(folder).is_dir():
+    if not folder:
         return
-    file = Path(folder) / name
-    with suppress(OSError):
-        if text is None:
-            file.unlink(missing_ok=True)
-        else:
-            written = file.with_name(f"{name}.new")
-            written.write_text(text)
-            written.replace(file)
-    if (Path(folder) / KEEPER).exists() and os.environ.get("PACELINE_RAW") != "1":
+    try:
+        with opened_folder(Path(folder)) as opened:
+            _leave(name, text, opened)
+            is_away = os.access(KEEPER, os.F_OK, dir_fd=opened)
+    except OSError:  # there is none on this host, or none of ours
+        return
+    if is_away and os.environ.get("PACELINE_RAW") != "1":
         _send(name, text)
 
 
@@ -76,11 +66,16 @@ def take_word(line: bytes, folder: Path | None) -> None:
     name, _, text = line.removeprefix(WORD).decode(errors="replace").strip().partition(" ")
     if folder is None or not name.replace(".", "").isalnum():
         return
+    with suppress(OSError), opened_folder(folder) as opened:
+        _leave(name, text[1:] if text else None, opened)
+
+
+def _leave(name: str, text: str | None, folder: int) -> None:
     with suppress(OSError):
-        if text:
-            (folder / name).write_text(text[1:])
+        if text is None:
+            os.unlink(name, dir_fd=folder)
         else:
-            (folder / name).unlink(missing_ok=True)
+            write_text(name, text, folder)
 
 
 def _send(name: str, text: str | None) -> None:

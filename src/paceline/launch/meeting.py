@@ -56,7 +56,7 @@ def meeting_place(placement: Placement, env: Mapping[str, str]) -> Iterator[dict
     elif not placement.leads_here:
         yield _tell(given, address, str(draw_port()))
     else:
-        with hold(LOOPBACK if is_loopback_name(address) else "") as port:
+        with hold(loopback_of(address)) as port:
             yield _tell(given, address, str(port))
 
 
@@ -120,10 +120,15 @@ def _machine(name: str) -> str:
     return name.rpartition("@")[2]
 
 
+def loopback_of(name: str) -> str:
+    """The loopback address that a name or an address stands for; empty if it leads elsewhere."""
+    found = sorted(resolve(name), key=lambda one: ":" in one)
+    return found[0] if found and all(map(is_loopback, found)) else ""
+
+
 def is_loopback_name(name: str) -> bool:
     """Whether a name or an address leads nowhere but to the machine itself."""
-    addresses = resolve(name)
-    return bool(addresses) and all(map(is_loopback, addresses))
+    return bool(loopback_of(name))
 
 
 def _refuse_loopback(address: str, hosts: tuple[Host, ...]) -> None:
@@ -159,10 +164,16 @@ def hold(address: str, port: int = 0) -> Iterator[int]:
 
 
 def hold_socket(address: str, port: int) -> socket.socket:
-    """A socket that keeps a port as long as it is open; it does not listen."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    """A socket that keeps a port as long as it is open; it does not listen.
+
+    Without an address it is kept on all of this machine's, of IPv6, too: any may be told to others.
+    """
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     held = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if both:
+            held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         held.bind((address, port))
     except OSError:

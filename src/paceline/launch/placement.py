@@ -41,7 +41,17 @@ def plan_ranks(
         return _plan_on_granted(ranks, threads, allocation)
     cores = available_cores()
     count = ranks or cores
+    if count > most_ranks_here():
+        raise LaunchError(
+            f"-n {count} ranks were asked for, and this machine of {cores} cores takes at most "
+            f"{most_ranks_here()}; choose a lower -n, or name further machines by --hosts"
+        )
     return Plan(count, threads or threads_per_rank(count, cores), Placement())
+
+
+def most_ranks_here() -> int:
+    """Beyond it a machine has no memory left for anybody; oversubscribing on purpose is below."""
+    return max(256, 16 * available_cores())
 
 
 def choose_agent(allocation: Allocation, found: Mapping[str, bool], pe_starts: bool) -> str | None:

@@ -18,8 +18,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from paceline.launch.meeting import ADDRESS, hold_socket
-from paceline.launch.node import is_loopback, resolve
+from paceline.launch.meeting import ADDRESS, hold_socket, loopback_of
 
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _BACKLOG = 1024
@@ -82,7 +81,7 @@ def _replace_stores(module: Any) -> None:
 
     def open_store(*values: Any, **named: Any) -> Any:
         settings = {**dict(zip(_BY_PLACE, values, strict=False)), **named}
-        address = _inside(str(settings.get("host_name", "")))
+        address = loopback_of(str(settings.get("host_name", "")))
         if not address or not settings.get("is_master") or "master_listen_fd" in settings:
             return plain(**settings)
         try:
@@ -106,12 +105,6 @@ def _replace_environment(module: Any, meet: Meet) -> None:
         return chosen(url, **settings)
 
     handlers["env"] = choose
-
-
-def _inside(host: str) -> str:
-    """The loopback address that a name stands for; empty if it stands for any other."""
-    found = sorted(resolve(host), key=lambda one: ":" in one)
-    return found[0] if found and all(map(is_loopback, found)) else ""
 
 
 def _listen(address: str, port: int) -> socket.socket:

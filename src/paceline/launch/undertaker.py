@@ -1,14 +1,13 @@
 """What is left of a job: its processes, its folder, shared memory of MPICH.
 
 The launcher clears it away itself. For the case that it is killed, it starts this file as a process
-of its own, which waits for the launcher's end; so this file imports the standard library alone. On
-other hosts than the launcher's, a rank starts it as the keeper of the job's folder there.
+of its own, which waits for the launcher's end; so this file needs no package but Paceline. On other
+hosts than the launcher's, a rank starts it as the keeper of the job's folder there.
 """
 
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +15,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+if __name__ == "__main__":  # python -I -S knows no packages
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from paceline.private import remove_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 JOB_FOLDER = "PACELINE_JOB_FOLDER"
@@ -24,6 +28,9 @@ JOB_FOLDER = "PACELINE_JOB_FOLDER"
 
 KEEPER = "keeper"
 """In the job's folder on other hosts: the number of the process that will remove it."""
+
+_FOLDER = "PACELINE_UNDERTAKES"
+"""The variable that names the folder: unlike a command line, other users cannot read it."""
 
 _GRACE_S = 3.0
 """How long mpirun, which got a SIGTERM when the launcher died, has to end its ranks."""
@@ -67,16 +74,8 @@ def undertaker(folder: Path | None, since_s: float | None) -> Iterator[Undertake
     if folder is None or not Path("/proc/self").exists():
         yield Undertaker()
         return
-    script = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(folder)]
     try:
-        process = subprocess.Popen(
-            script if since_s is None else [*script, str(since_s)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            cwd="/",
-            start_new_session=True,  # what ends the job, or reaches it from the terminal, spares it
-        )
+        process = _start(folder, [] if since_s is None else [str(since_s)], subprocess.PIPE)
     except OSError:  # it is for the rare case: the job can do without
         yield Undertaker()
         return
@@ -89,6 +88,25 @@ def undertaker(folder: Path | None, since_s: float | None) -> Iterator[Undertake
         with suppress(OSError):
             process.stdin.close()
         process.wait()
+
+
+def start_keeper(folder: Path, parent: int) -> int:
+    """Start a process that removes the folder when `parent` has ended; its number."""
+    return _start(folder, [f"parent={parent}"], subprocess.DEVNULL).pid
+
+
+def _start(folder: Path, words: list[str], stdin: int) -> "subprocess.Popen[Any]":
+    # Processes that know the folder as their job's are ended with it.
+    environ = {name: value for name, value in os.environ.items() if name != JOB_FOLDER}
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", str(Path(__file__).resolve()), *words],
+        env=environ | {_FOLDER: str(folder)},
+        stdin=stdin,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        cwd="/",
+        start_new_session=True,  # what ends the job, or reaches it from the terminal, spares it
+    )
 
 
 def kill_job(session: int, folder: Path | None) -> None:
@@ -158,27 +176,39 @@ def _mapped_files() -> set[str]:
     return found
 
 
-def _wait_until_gone(session: int, folder: Path, seconds: float) -> None:
+def end_session(session: int, folder: Path) -> None:
+    """Kill what is left of the session and of those that know the folder, after some grace.
+
+    A session keeps its number as long as it has a process; later it may be that of another.
+    """
+    if not _wait_until_gone(session, folder, _GRACE_S):
+        kill_job(session, folder)
+        _wait_until_gone(session, folder, _GRACE_S)
+
+
+def _wait_until_gone(session: int, folder: Path, seconds: float) -> bool:
     end = time.monotonic() + seconds
-    while any(members(session, folder)) and time.monotonic() < end:
+    while any(True for _ in members(session, folder)):
+        if time.monotonic() > end:
+            return False
         time.sleep(_PAUSE_S)
+    return True
 
 
-def main(folder: str, more: str | None = None) -> None:
+def main(more: str | None = None) -> None:
     """Wait for the launcher's end; clear up, unless it said that it has done so itself."""
+    folder = Path(os.environ[_FOLDER])
     for number in _DEAF_TO:
         signal.signal(number, signal.SIG_IGN)
     if more is not None and more.startswith("parent="):
-        keep(Path(folder), int(more.removeprefix("parent=")))
+        keep(folder, int(more.removeprefix("parent=")))
         return
     *sessions, last = sys.stdin.buffer.read().split(b"\n")
     if last == _DONE:
         return
     for session in map(int, sessions):
-        _wait_until_gone(session, Path(folder), _GRACE_S)
-        kill_job(session, Path(folder))
-        _wait_until_gone(session, Path(folder), _GRACE_S)
-    shutil.rmtree(folder, ignore_errors=True)
+        end_session(session, folder)
+    remove_folder(folder)
     if more is not None:
         remove_segments(float(more))
 
@@ -194,7 +224,7 @@ def keep(folder: Path, parent: int) -> None:
     for pid in members(_NOBODY, folder):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_folder(folder)
 
 
 def _wait_for_end(pid: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib.util
 import os
+import socket
 import sys
 import time
 import traceback
@@ -15,6 +17,7 @@ from typing import NoReturn, Protocol
 
 from paceline.comm import SoloWorld, World, current_world
 from paceline.errors import ConfigError, Interrupted, LaunchError, PacelineError
+from paceline.launch.compile_cache import keep_compile_cache_private
 from paceline.launch.cores import affinity, available_cores
 from paceline.launch.environment import JOB_FOLDER, Environment, check_world, detect
 from paceline.launch.gpus import deal_gpus
@@ -49,6 +52,7 @@ def init() -> World:
 
 
 def _join() -> World:
+    keep_compile_cache_private()
     environment = detect()
     if not environment.launched:
         check_world(environment, 1)
@@ -95,13 +99,40 @@ class Endable(Protocol):
     def abort(self, code: int = 1) -> NoReturn: ...
 
 
+class Unconnected:
+    """A rank of a job without MPI: the launcher ends the others when this one exits with an error.
+
+    Those that talk by other means (gloo) may notice before that this one is gone. So a rank waits a
+    little before it says what is wrong: if another was the cause, it is ended meanwhile.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.rank = environment.rank or 0
+        self.size = environment.size
+        self.node = socket.gethostname()
+
+    def abort(self, code: int = 1) -> NoReturn:
+        """Exit as Python does, except that no module is taken down: threads of native code may
+        still ask for the interpreter, and when it is gone they end the process by SIGABRT."""
+        try:
+            atexit._run_exitfuncs()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+        finally:
+            os._exit(code)
+
+
 def everyone() -> Endable:
     """Whom to end when this rank fails, found without asking anybody.
 
     A script that failed may have started MPI by itself, and its other ranks will not come to join.
     """
-    if _joined is not None or "mpi4py.MPI" not in sys.modules:
-        return _joined or SoloWorld()
+    if _joined is not None:
+        return _joined
+    if "mpi4py.MPI" not in sys.modules:
+        environment = detect()
+        return Unconnected(environment) if environment.launched else SoloWorld()
     from paceline.comm.mpi import Everyone
 
     return Everyone()
@@ -111,7 +142,7 @@ def fail(world: Endable, error: BaseException) -> NoReturn:
     """Say once what went wrong and where, and end all ranks."""
     hush()
     try:
-        wait_for_turn(world.rank)
+        wait_for_turn(world.rank + isinstance(world, Unconnected))
         if world.size > 1 and not is_first_to_speak():
             time.sleep(_LISTEN_S)  # the first to speak ends this rank, too
         with contextlib.suppress(OSError, ValueError, AttributeError):  # stdout may be closed

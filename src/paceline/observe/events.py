@@ -1,6 +1,7 @@
 """What each rank did and when: one file of JSON lines per rank."""
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -12,6 +13,7 @@ from typing import Any, Self, TextIO
 
 from paceline.errors import ConfigError, DataError
 from paceline.observe.finite import finite
+from paceline.regular_files import NOT_REGULAR
 
 FLUSH_EVERY_S = 1.0
 BUFFER_BYTES = 1 << 16
@@ -138,6 +140,8 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
 def _open_log(path: Path) -> TextIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_fifo():  # to open it is to wait for a reader
+            raise OSError(errno.EINVAL, NOT_REGULAR)
         _cut_torn_line(path)
         return path.open("a", buffering=BUFFER_BYTES, encoding="ascii", newline="\n")
     except OSError as error:

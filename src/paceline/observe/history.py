@@ -2,16 +2,16 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from paceline.errors import DataError
+from paceline.errors import DataError, OutputError
 from paceline.observe.files import write_atomically
 from paceline.observe.finite import finite
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -70,47 +70,78 @@ class EpochRecord:
 
 
 class History(list[EpochRecord]):
-    """The records of a run's epochs, in order: a list that can be saved and loaded."""
+    """The records of a run's epochs, in order: a list that can be saved and loaded.
 
-    def to_json(self) -> str:
-        """Return the history as JSON text; a number that is not finite becomes null."""
-        content = {"format": FORMAT, "epochs": [asdict(record) for record in self]}
-        return json.dumps(finite(content), indent=1, allow_nan=False) + "\n"
+    The file has a line of JSON for the format and one for each record. Saving again appends what is
+    new, so that the cost of an epoch does not grow with their number.
+    """
+
+    def __init__(self, records: Iterable[EpochRecord] = ()) -> None:
+        super().__init__(records)
+        self._written = 0
+        """Records that are in the file."""
 
     def save(self, path: Path) -> None:
-        """Write the history to `path`; a reader sees the old file or the new one, never half."""
-        write_atomically(path, self.to_json())
+        """Bring the file up to date: write it whole the first time, then append."""
+        try:
+            if self._written:
+                with path.open("a", encoding="utf-8") as file:
+                    file.write("".join(map(_line, self[self._written :])))
+            else:
+                lines = [json.dumps({"format": FORMAT}) + "\n", *map(_line, self)]
+                write_atomically(path, "".join(lines))
+        except OSError as error:
+            self._written = 0  # it may have written half a line
+            raise OutputError(
+                f"{path} cannot be written: {error.strerror}. Choose a place that you can write to."
+            ) from error
+        self._written = len(self)
+
+    def revise_last(self) -> None:
+        """The last record has changed: the next save appends it again, which is what counts."""
+        self._written = min(self._written, len(self) - 1)
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read a history that `save` wrote."""
+        """Read a history that `save` wrote; half a line at its end is a record being written."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            lines = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
         except OSError as error:
             raise DataError(
                 f"Cannot read the history {path}: {error.strerror}. Give the history file of a run."
             ) from error
         except ValueError as error:
             raise DataError(
-                f"{path} is not JSON: {error}. Give the history file of a run."
+                f"{path} is not text: {error}. Give the history file of a run."
             ) from error
-        return cls(_read_record(item, where) for where, item in _numbered(content, path))
+        whole = [line for line in lines if line.endswith("\n")]
+        head = _parse(whole[0], path) if whole else None
+        found = head.get("format") if isinstance(head, dict) else None
+        if found != FORMAT:
+            raise DataError(
+                f"{path} has history format {found}, expected {FORMAT}. "
+                "Give the history file of a run made by this version."
+            )
+        records = [
+            _read_record(_parse(line, path), f"{path}, record {number}")
+            for number, line in enumerate(whole[1:], start=1)
+        ]
+        return cls({record.epoch: record for record in records}.values())
 
 
-def _numbered(content: Any, path: Path) -> Iterator[tuple[str, Any]]:
-    """Return the epochs in a history file, each with the words for where it stands."""
-    found = content.get("format") if isinstance(content, dict) else None
-    if found != FORMAT or not isinstance(content.get("epochs"), list):
-        raise DataError(
-            f"{path} has history format {found}, expected {FORMAT} with a list of epochs. "
-            "Give the history file of a run made by this version."
-        )
-    return ((f"{path}, record {n}", item) for n, item in enumerate(content["epochs"], start=1))
+def _line(record: EpochRecord) -> str:
+    """One record as strict JSON; a number that is not finite becomes null."""
+    return json.dumps(finite(asdict(record)), allow_nan=False) + "\n"
+
+
+def _parse(line: str, path: Path) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{path} is not JSON: {error}. Give the history file of a run.") from error
 
 
 def _read_record(item: dict[str, Any], where: str) -> EpochRecord:
-    if isinstance(item, dict) and {f.name for f in fields(EpochRecord)} - set(item) == {"metrics"}:
-        item = {**item, "metrics": {}}  # older files have none
     _check_names(item, EpochRecord, where)
     _check_names(item["time"], TimeSplit, f"{where}, time")
     time = TimeSplit(**{name: _measured(value) for name, value in item["time"].items()})

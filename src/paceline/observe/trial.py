@@ -13,6 +13,7 @@ from typing import TextIO
 
 from paceline.observe.history import TimeSplit
 from paceline.observe.stopwatch import Stopwatch
+from paceline.private import open_file, opened_folder
 
 TRIAL = "PACELINE_TRIAL"
 """The variable that names the folder of the trial which this process is a rank of."""
@@ -85,13 +86,19 @@ def open_trial(rank: int, workers: int) -> TrialLog | None:
     if not folder or _taken:
         return None
     try:
-        file = (Path(folder) / f"rank-{rank:04d}.jsonl").open("w", encoding="ascii")
+        file = _create(Path(folder), f"rank-{rank:04d}.jsonl")
     except OSError:
         return None
     _taken = True
     log = TrialLog(file, workers)
     atexit.register(log.write)
     return log
+
+
+def _create(folder: Path, name: str) -> TextIO:
+    with opened_folder(folder) as opened:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+        return os.fdopen(open_file(name, flags, opened), "w", encoding="ascii")
 
 
 def read_own_memory(status: Path = _STATUS) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -77,7 +78,7 @@ class Downpour(CentreRule):
                 "expected a multiple of it: with rule.synchronous a pull comes with a push"
             )
 
-    @property
+    @cached_property
     def optimizer(self) -> ServerOptimizer:
         """The optimizer that moves the centre."""
         return make_server_optimizer(self.server_optimizer)

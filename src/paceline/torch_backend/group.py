@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -25,7 +26,7 @@ from paceline.torch_backend.untraced import untraced
 from paceline.torch_backend.work import Callbacks, GroupError, JoinedWork, MPIWork
 
 _FAREWELL_S = 5.0
-"""How long what is under way may take when a group is destroyed."""
+"""How long all that is under way may take when a group is destroyed."""
 
 
 @untraced
@@ -288,8 +289,9 @@ class MPIGroup(dist.ProcessGroup):
             return
         self._closed = True
         queues = (self._queue, self._echo_queue)
+        end_s = time.monotonic() + _FAREWELL_S
         for operation in [operation for queue in queues for operation in [*queue.waiting]]:
-            self._progress.wait(operation, _FAREWELL_S)
+            self._progress.wait(operation, max(0.0, end_s - time.monotonic()))
         if not any(queue.broken or queue.waiting for queue in queues):
             self._all_lines.close()
 

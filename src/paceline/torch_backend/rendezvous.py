@@ -83,8 +83,10 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
 
 
 def _serve(address: str, size: int, timeout: timedelta) -> dist.TCPStore:
-    """A store that listens at this address alone; without one, on every interface."""
-    with socket.create_server((address, 0)) as listening:
+    """A store that listens at this address alone; without one, at all that others are offered."""
+    both = not address and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=family, dualstack_ipv6=both) as listening:
         port = listening.getsockname()[1]
         return dist.TCPStore(
             LOOPBACK,

@@ -23,6 +23,7 @@ from paceline.frameworks import (
 from paceline.functions import load_function
 from paceline.launch.threads import fair_threads
 from paceline.models import MODELS
+from paceline.regular_files import is_regular
 from paceline.training.config import OptimizerConfig, RunConfig
 
 
@@ -65,8 +66,8 @@ def _find_model(name: str) -> Any:
     path = Path(name)
     if path.suffix not in FILES:
         return load_function(MODELS.get(name, name))
-    if not path.is_file():
-        raise ConfigError(f"there is no file {name} (looked for {path.absolute()})")
+    if not is_regular(path):
+        raise ConfigError(f"there is no file {name[:500]}; check the path")
     return partial(load_file, path)
 
 

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
 from paceline.data.cache import read_bytes
 from paceline.data.keys import FORMS, read_keys
 from paceline.errors import ConfigError
 from paceline.functions import describe_failure
+from paceline.launch.cores import most_threads
 from paceline.rules import Rule, make_rule
 from paceline.rules.period import Period
 from paceline.training.run_file import show
 from paceline.training.schedules import Constant, Schedule
+from paceline.training.section import Section
 from paceline.training.stopping import StopConfig
 
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+MOST_BATCHES = 1_000_000
+"""No run adds up more for a step, nor keeps more checkpoints."""
+MOST_SAMPLES = 100_000_000
+"""In a batch."""
+MOST_READY = 10_000
+"""Batches in memory at once."""
+MOST_LOADERS = 1024
+LONGEST_S = 1e9
 
 
 class DataConfig(Section):
@@ -37,14 +39,14 @@ class DataConfig(Section):
     itself."""
     validation: Any = None
     """The same; for digits and mnist their test images unless said otherwise."""
-    batch_size: int = Field(64, ge=1)
+    batch_size: int = Field(64, ge=1, le=MOST_SAMPLES)
     """Samples per rank and step."""
-    validation_batch_size: int = Field(500, ge=1)
+    validation_batch_size: int = Field(500, ge=1, le=MOST_SAMPLES)
     """Samples per rank and validation step."""
     shuffle: bool = True
-    prefetch: int | None = Field(None, ge=0)
+    prefetch: int | None = Field(None, ge=0, le=MOST_READY)
     """Batches made ready in the background; by default 2 per loader, and 0 for arrays in memory."""
-    loaders: int = Field(1, ge=1)
+    loaders: int = Field(1, ge=1, le=MOST_LOADERS)
     """Threads per rank that make them ready."""
     cache_dir: str | None = None
     """A folder on every node, into which the files are copied once, to be read from there."""
@@ -74,10 +76,10 @@ class DataConfig(Section):
         return value
 
 
-class OptimizerConfig(BaseModel):
+class OptimizerConfig(Section):
     """The optimizer's name; every other key is a setting of its own (lr, momentum, ...)."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow")
 
     name: str = "sgd"
     lr: float | None = Field(None, gt=0)
@@ -111,9 +113,9 @@ class RunConfig(Section):
     schedule: Annotated[Schedule, Field(discriminator="name")] = Constant()
     loss: Any = "cross_entropy"
     """A name or a function; for a Keras model of several outputs also one for each of them."""
-    epochs: int = Field(5, ge=1)
+    epochs: int = Field(5, ge=1, le=10**9)
     seed: int = Field(1, ge=0, lt=2**62)
-    accumulate: int = Field(1, ge=1)
+    accumulate: int = Field(1, ge=1, le=MOST_BATCHES)
     """Batches per rank whose gradients are added up before one step."""
     clip_norm: float | None = Field(None, gt=0)
     """Largest norm of the averaged gradient."""
@@ -124,7 +126,7 @@ class RunConfig(Section):
     stop: StopConfig = StopConfig()
     checkpoint_every: int | str | None = None
     """epoch, a number of steps, or a time as "10m"; by default only who is told to end saves."""
-    keep_checkpoints: int = Field(2, ge=1)
+    keep_checkpoints: int = Field(2, ge=1, le=MOST_BATCHES)
     """How many of them are kept, the newest."""
     resume: str | None = None
     """auto: go on from the newest checkpoint, if there is one; or the directory of a run."""
@@ -134,12 +136,12 @@ class RunConfig(Section):
     """Batches that a rank may reject, for a loss or gradients that are not finite."""
     check_replicas: int | None = Field(None, ge=1)
     """Steps between two comparisons of the replicas, where the rule keeps them equal."""
-    stall_warning_s: float = Field(30.0, gt=0)
+    stall_warning_s: float = Field(30.0, gt=0, le=LONGEST_S)
     """Say who is waited for when nothing has moved for so long."""
-    stall_timeout_s: float = Field(600.0, gt=0)
+    stall_timeout_s: float = Field(600.0, gt=0, le=LONGEST_S)
     """And end the run after that."""
     run_dir: str | None = None
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=most_threads())
     """Threads per rank; by default the cores of the node divided by its ranks."""
     progress: Literal["auto", "bar", "plain", "off"] = "auto"
     events_every: int = Field(1, ge=0)
@@ -188,7 +190,8 @@ class RunConfig(Section):
         data["keys"] = _plain_names(self.data.keys)
         optimizer = self.optimizer
         named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
-        rule = {"name": self.rule.name, **vars(self.rule)}
+        settings = {field.name: getattr(self.rule, field.name) for field in fields(self.rule)}
+        rule = {"name": self.rule.name, **settings}
         top = {"model": _plain(self.model), "data": data, "rule": rule}
         return top | {"optimizer": _plain(named), "loss": _plain(self.loss)} | plain
 

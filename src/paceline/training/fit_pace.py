@@ -215,8 +215,7 @@ class FitPace:
         centre = self._exchange.centre()
         if centre is not None or not self._exchange.free:
             return centre
-        held = self._exchange.snapshot()
-        consensus: Vector = held["parameters"] * held["weight"]
+        consensus: Vector = self._loop.parameters() * self._exchange.snapshot()["weight"]
         self.world.all_reduce(consensus)
         return consensus
 

@@ -15,6 +15,16 @@ from paceline.training.exchange import FreeExchange, show_centre
 from paceline.training.run import ASKED, Run, further_figures
 from paceline.training.start import average_buffers
 
+_MOST_AT_ONCE = 32
+"""Epochs that rank 0 gives records between two of its steps."""
+
+_ASK_EVERY_S = 0.2
+"""How often rank 0 asks the ledger while it validates."""
+
+
+class _Wanted(Exception):
+    """All workers are to come together."""
+
 
 class EpochCount:
     """Turns the counts of the ledger into epochs, each of its own size.
@@ -24,51 +34,61 @@ class EpochCount:
     [1]
     >>> count.take(News(samples=120, loss=240.0), [1])[0][:2]
     (100, 2.0)
+    >>> count.ended(News(samples=120))
+    []
     >>> count.ended(News(samples=300))  # the last one is told of when all workers have left
     [2]
     >>> count.rest(News(samples=300))
-    [3]
+    [2, 3]
     """
 
     def __init__(self, epochs: int, samples: int) -> None:
         self._epochs, self._size = epochs, samples
         self._told = 0
-        self._samples = self._loss = 0.0
+        self._samples = self._loss = self._left_out = 0.0
         self._since = perf_counter()
 
     def snapshot(self) -> dict[str, float]:
         """What has been told of so far."""
         since = perf_counter() - self._since
-        return {"told": self._told, "samples": self._samples, "loss": self._loss, "since": since}
+        counts = {"samples": self._samples, "loss": self._loss, "left_out": self._left_out}
+        return {"told": self._told, **counts, "since": since}
 
     def restore(self, saved: dict[str, float]) -> None:
         """Go on from what `snapshot` gave."""
         self._told = int(saved["told"])
         self._samples, self._loss = saved["samples"], saved["loss"]
+        self._left_out = saved["left_out"]
         self._since = perf_counter() - saved["since"]
 
-    def ended(self, news: News) -> list[int]:
-        """The epochs that are over and have not been told of, but for the last of the run."""
-        return self._up_to(min(int(news.samples // self._size), self._epochs - 1))
+    def ended(self, news: News, most: int | None = None) -> list[int]:
+        """The epochs that are over and have not been told of, but for the last of the run: the
+        first `most` of them."""
+        return self._up_to(min(int(news.samples // self._size), self._epochs - 1))[:most]
 
     def rest(self, news: News) -> list[int]:
         """The epochs that have begun and have not been told of."""
         return self._up_to(max(1, -(-int(news.samples) // self._size)))
 
     def _up_to(self, last: int) -> list[int]:
-        epochs = list(range(self._told + 1, last + 1))
-        self._told = max(self._told, last)
-        return epochs
+        return list(range(self._told + 1, last + 1))
 
     def take(self, news: News, epochs: list[int]) -> list[tuple[int, float | None, float]]:
-        """Samples, mean loss and seconds of these epochs; what is beyond them is for the next."""
-        fresh = news.samples - self._samples
-        mean = (news.loss - self._loss) / fresh if fresh else None
+        """Samples, mean loss and seconds of these epochs; what is beyond them is for the next.
+
+        The mean is that of all samples since the last time which had a loss.
+        """
+        fresh, left_out = news.samples - self._samples, news.left_out - self._left_out
+        mean = (news.loss - self._loss) / (fresh - left_out) if fresh > left_out else None
+        part_left_out = left_out / fresh if fresh else 0.0
         edges = [min(news.samples, epoch * self._size) for epoch in (epochs[0] - 1, *epochs)]
         now = perf_counter()
         seconds, self._since = (now - self._since) / len(epochs), now
-        self._loss += (mean or 0.0) * (edges[-1] - self._samples)
+        taken = edges[-1] - self._samples
+        self._left_out += part_left_out * taken
+        self._loss += (mean or 0.0) * (1.0 - part_left_out) * taken
         self._samples = edges[-1]
+        self._told = epochs[-1]
         return [(int(last - first), mean, seconds) for first, last in pairwise(edges)]
 
 
@@ -86,11 +106,13 @@ class FreeRun(Run):
         assert self.clock.samples_per_epoch is not None, "only data with a length is dealt"
         self.count = EpochCount(self.config.epochs, self.clock.samples_per_epoch)
         self.reason: str | None = None
+        self._asked_at = perf_counter()
 
     def run(self) -> str | None:
         exchange, leads = self._exchange, self.world.rank == 0
         exchange.on_exchange = self._write_exchange
         exchange.on_pause = self._pause
+        exchange.on_last = self._save_last
         exchange.on_save(self._keep_host)
         self.call("on_train_begin")
         if leads:
@@ -135,18 +157,42 @@ class FreeRun(Run):
         return self.exchange
 
     def _lead(self) -> None:
-        """Give every epoch that is over its record, the latest one a validation if one is due."""
-        ended = self.count.ended(self._exchange.news)
+        """Give the epochs that are over their records, the latest one a validation if one is due.
+
+        Only so many at a time: where epochs are short and others fast, there are always more, and
+        this worker must still hear of wishes to save, stop or quit.
+        """
+        ended = self.count.ended(self._exchange.news, _MOST_AT_ONCE)
         if not ended:
             return
-        due = any(epoch % self.config.validate_every == 0 for epoch in ended)
-        self._tell_of(ended, self.validate(SoloWorld()) if due else {})
+        logs: Logs = {}
+        if any(epoch % self.config.validate_every == 0 for epoch in ended):
+            try:
+                logs = self.validate(SoloWorld(), self._give_up_if_wanted)
+            except _Wanted:
+                return  # it is validated after the pause
+        self._tell_of(ended, logs)
         for epoch in ended:
             self.call("on_epoch_begin", epoch + 1)
         if self.worker.stop_asked:
             self._exchange.ask_to_stop()
         elif self.saver.each_epoch:
             self._exchange.ask_to_save()
+
+    def _give_up_if_wanted(self) -> None:
+        """Let a validation not keep the others waiting, who have come together to save."""
+        if self.worker.orders.reason is not None:
+            self._exchange.ask_to_quit()
+        elif perf_counter() - self._asked_at > _ASK_EVERY_S:
+            self._exchange.report()
+            self._asked_at = perf_counter()
+        if self._exchange.pauses:
+            raise _Wanted
+
+    def _save_last(self) -> None:
+        """A run that saves regularly saves its end, too; no worker trains any more."""
+        if self.saver.regular:
+            self._exchange.pause(self.open_checkpoint, self.keep)
 
     def _end_last_epoch(self) -> None:
         """All ranks together: the record of the last epoch, and of the whole run."""
@@ -159,6 +205,7 @@ class FreeRun(Run):
                 last = self.history[-1]
                 last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
                 last.metrics = further_figures(logs)
+                self.history.revise_last()
                 self.save_history()
         self.history[:] = self.world.tell(list(self.history))
 

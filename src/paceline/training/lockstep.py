@@ -78,6 +78,7 @@ class LockstepRun(Run):
         logs = self.validate(self.world)
         last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
         last.metrics = further_figures(logs)
+        self.history.revise_last()
         once(self.world, self.save_history)
 
     def _validation_is_due(self) -> bool:

@@ -267,7 +267,7 @@ _DATA = leave_out("not needed: data.train and data.validation say where the data
 _UNTOUCHED = "not done: images are taken as the data gives them; do it in file.py:function"
 _PIXELS, _PIXELS_IF_SET = leave_out(_UNTOUCHED), leave_out_if_set(_UNTOUCHED)
 _SIZE = leave_out("not needed: as large as the images of the data")
-_TELLING = leave_out("not needed: progress, history.json and the event log tell")
+_TELLING = leave_out("not needed: progress, history.jsonl and the event log tell")
 _PLACE = leave_out("not needed: a run makes a directory of its own in runs/ (run_dir)")
 
 KEYS: dict[str, Reader] = {

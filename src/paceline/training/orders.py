@@ -22,12 +22,17 @@ REQUEUE = 75
 class Orders:
     """Why this rank is to end, and with which code; None while it is not."""
 
-    def __init__(self, max_time: str | None = None) -> None:
-        limit = Period.parse(max_time).seconds if max_time is not None else None
-        self._ends_at = monotonic() + limit if limit is not None else None
-        self._max_time = max_time
+    def __init__(self) -> None:
+        self._ends_at: float | None = None
+        self._max_time: str | None = None
         self._signal: int | None = None
         self._asked: str | None = None
+
+    def limit(self, max_time: str | None) -> None:
+        """Let this rank save and end when that time is over."""
+        seconds = Period.parse(max_time).seconds if max_time is not None else None
+        self._ends_at = monotonic() + seconds if seconds is not None else None
+        self._max_time = max_time
 
     def ask(self, reason: str) -> None:
         """Let this rank save and end."""

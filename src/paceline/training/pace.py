@@ -11,7 +11,7 @@ from typing import Any
 from paceline.comm import World
 from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
 from paceline.data.shards import check_batch_size
-from paceline.errors import ConfigError, TrainingError
+from paceline.errors import ConfigError, ReplicaError, TrainingError
 from paceline.frameworks import limit_threads, make_loop
 from paceline.launch.threads import fair_threads
 from paceline.launch.watch import watched
@@ -86,6 +86,8 @@ class Pace:
         self._usual = Part(1, 1.0, more=True)
         self._by: object = None
         self._given: float | None = None
+        self._unit = "steps"
+        """What the samples of the last part are: `shard` counts them, or the user, or nobody."""
         exchange = self._exchange
         everyone = tuple(range(world.size))
         self.workers = exchange.roles.workers if isinstance(exchange, FreeExchange) else everyone
@@ -137,13 +139,7 @@ class Pace:
         part, self._part = self._begin_part(), None
         self._exchange.after_step(part, self._watch)
         if self._trial is not None:
-            self._trial.note(part.samples, self._watch, self._unit_of(part))
-
-    def _unit_of(self, part: Part) -> str:
-        """What the samples of a part are: `shard` counts them, or the user does, or nobody."""
-        if part is not self._usual:
-            return "weights"
-        return "samples" if self._by is not None else "steps"
+            self._trial.note(part.samples, self._watch, self._unit)
 
     def _note_rejected(self) -> None:
         """Count gradients that were kept out of a step; too many end the run."""
@@ -172,9 +168,27 @@ class Pace:
             meeting = self._exchange.after_step(Part(), self._watch) or meeting
             if meeting is not None and not meeting.more:
                 break
+        if self.world.size > 1 and not any(self.world.share(self._steps)):
+            raise TrainingError(
+                "no rank called optimizer.step() in the keep_pace block, which is where ranks "
+                "exchange what they learned: each has its own model now. Let optimizer.step() make "
+                "the updates; torch.optim.SGD does p -= lr * p.grad"
+            )
         show_centre(self._loop, self._exchange)
+        if self._exchange.alike and not self.steps_itself:
+            self._check_together()
         self._exchange.close()
         average_buffers(self.world, self._loop, self._exchange.works)
+
+    def _check_together(self) -> None:
+        """Replicas that took the same steps are equal, unless something else moved them."""
+        try:
+            self.check()
+        except ReplicaError as error:
+            raise TrainingError(
+                f"{error}. What ranks change by hand is not exchanged: let optimizer.step() make "
+                "updates from gradients, and make other changes alike on all ranks"
+            ) from None
 
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
@@ -202,6 +216,7 @@ class Pace:
         """What this rank brings to the step that begins."""
         if self._given is not None:
             given, self._given = self._given, None
+            self._unit = "weights"
             return Part(given, given, more=True)
         served = _served.get()
         if served is not None:
@@ -210,6 +225,7 @@ class Pace:
             self._seen, self._by = (served.turn, served.samples), served.by
             if new:  # else another step on the same batch
                 self._usual = Part(new, new / served.batch_size, more=True)
+        self._unit = "samples" if self._by is not None else "steps"
         return self._usual
 
 

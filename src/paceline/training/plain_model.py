@@ -22,8 +22,9 @@ import numpy as np
 from safetensors import safe_open
 
 from paceline.errors import CheckpointError, ConfigError, OutputError
-from paceline.training.checkpoint.files import CHUNK_BYTES, DTYPES, sync_folder
-from paceline.training.checkpoint.tree import Array
+from paceline.regular_files import check_regular
+from paceline.training.checkpoint.files import CHUNK_BYTES, sync_folder
+from paceline.training.checkpoint.tree import DTYPES, Array
 
 CODES = {
     **DTYPES,
@@ -129,6 +130,7 @@ def check_suffix(path: Path) -> None:
 def read_model(path: Path) -> PlainModel:
     """A model that a run has saved."""
     try:
+        check_regular(path)
         return READERS[path.suffix](path)
     except OSError as error:
         raise CheckpointError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from paceline.comm import World
-from paceline.errors import ConfigError, Interrupted, OutputError
+from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
 from paceline.observe import EpochRecord, EventLog, Progress, TimeSplit
 from paceline.training.callbacks import Logs
 from paceline.training.checkpoint.capture import capture_common, capture_own
 from paceline.training.checkpoint.saver import Opened, Saver
+from paceline.training.divergence import Divergence
 from paceline.training.exchange import Exchange, FreeExchange, at_centre
 from paceline.training.once import once
 from paceline.training.orders import REQUEUE
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("paceline.training")
 
 ASKED = "a callback asked for it"
+REMEDY = "try a lower learning rate, or no momentum on workers that push to a centre"
 _FIGURES = ("train_loss", "val_loss", "val_accuracy", "learning_rate", "samples_per_s")
 
 
@@ -52,6 +55,7 @@ class Run(ABC):
         self.clock, self.history = self.trainer.clock, self.trainer.history
         self.replica = self.trainer.replica
         self.stopping = Stopping(self.config.stop)
+        self.divergence = Divergence()
 
     @abstractmethod
     def run(self) -> str | None:
@@ -144,11 +148,12 @@ class Run(ABC):
             done = self.clock.samples_in_epoch
             epoch = min(self.clock.epoch + 1, self.config.epochs)
             self.progress.update(epoch, done, loss, rate)
+            self.divergence.see(loss)
             self.call("on_batch_end", self.clock.step, {"loss": loss, "samples": samples})
 
         return before, after
 
-    def validate(self, world: World) -> Logs:
+    def validate(self, world: World, after_batch: Callable[[], None] = lambda: None) -> Logs:
         """The figures of the centre on the validation data, shared among the ranks of `world`."""
         if self.validation is None:
             return {}
@@ -156,7 +161,7 @@ class Run(ABC):
         with at_centre(self.replica, self.exchange):
             loaders = self.config.data.loaders
             watch = self.worker.watch
-            logs = validate(world, self.replica, self.validation, size, watch, loaders)
+            logs = validate(world, self.replica, self.validation, size, watch, loaders, after_batch)
         metric = parse_target(target)[0] if target is not None else ""
         if metric.startswith("val_") and logs.get(metric) is None:
             there = ", ".join(name for name, value in logs.items() if value is not None)
@@ -192,7 +197,14 @@ class Run(ABC):
 
     def note(self, record: EpochRecord) -> Logs:
         """Keep an epoch's record and show it; its figures."""
+        if record.train_loss is None and record.samples:
+            raise TrainingError(
+                f"no batch of epoch {record.epoch} gave a finite loss, and all "
+                f"{record.samples:,} samples were rejected; look at the data (numbers that are not "
+                "finite? no valid target?), or lower the learning rate"
+            )
         self.history.append(record)
+        self._judge(record)
         figures: Logs = {name: getattr(record, name) for name in _FIGURES} | record.metrics
         details: dict[str, Any] = {"epoch": record.epoch, **figures}
         self.events.write(
@@ -206,15 +218,22 @@ class Run(ABC):
         self.progress.epoch_end(record)
         return figures
 
+    def _judge(self, record: EpochRecord) -> None:
+        before = self.divergence.warning
+        found = self.divergence.judge(record.train_loss)
+        if found is not None and before is None and self.world.rank == 0:
+            _log.warning("epoch %d: %s; %s", record.epoch, found, REMEDY)
+
     def save_history(self) -> None:
         """A full disk must not end a run that is otherwise well: there may be room at the end."""
         try:
-            self.history.save(self.trainer.run_dir / "history.json")
+            self.history.save(self.trainer.run_dir / "history.jsonl")
         except OutputError as error:
             _log.warning("%s", error)
 
     def end(self, reason: str | None) -> None:
         """Say why the run ended early, if it did, and that it has ended."""
+        self.trainer.facts["warning"] = self.world.tell(self.divergence.warning)
         if reason:
             self.progress.message(f"stopped after epoch {len(self.history)}: {reason}")
         self.call("on_train_end")

@@ -1,7 +1,7 @@
 """The run directory: what a run leaves behind.
 
 config.yaml    every setting
-history.json   a record per epoch
+history.jsonl  a record per epoch
 summary.json   the outcome
 events/        one JSONL file per rank
 checkpoints/   where the run could go on, the newest ones
@@ -22,7 +22,9 @@ import yaml
 from paceline.errors import ConfigError
 from paceline.observe import History, TimeSplit, finite, write_atomically
 from paceline.observe.trial import TRIAL
+from paceline.training.claim import Claim
 from paceline.training.config import RunConfig
+from paceline.training.settings import read_yaml
 
 
 def find_run_dir(config: RunConfig) -> Path | None:
@@ -39,16 +41,29 @@ def find_run_dir(config: RunConfig) -> Path | None:
     if config.run_dir is not None:
         return Path(config.run_dir).absolute()
     names = (path for path in Path("runs").glob(f"*-{_stem(config)}*") if path.is_dir())
-    unfinished = [p for p in names if (p / "checkpoints").is_dir() and not _is_finished(p)]
+    same = (path for path in names if _is_run_of(config, path))
+    unfinished = [p for p in same if (p / "checkpoints").is_dir() and not _is_finished(p)]
     return max(unfinished, default=None, key=lambda path: path.name)
+
+
+def _is_run_of(config: RunConfig, path: Path) -> bool:
+    """Whether the run there trains this model by this rule; its name alone may mislead."""
+    try:
+        was = read_yaml(path / "config.yaml")
+    except ConfigError:
+        return False
+    now = config.describe()
+    rule = was.get("rule")
+    was_rule = rule.get("name") if isinstance(rule, dict) else rule
+    return was.get("model") == now["model"] and was_rule == config.rule.name
 
 
 def _is_finished(path: Path) -> bool:
     return (path / "summary.json").exists()
 
 
-def make_run_dir(config: RunConfig, resumed: Path | None = None) -> Path:
-    """Make the directory, a fresh one unless the config names it, and write config.yaml.
+def make_run_dir(config: RunConfig, resumed: Path | None = None) -> tuple[Path, Claim]:
+    """Make the directory, a fresh one unless the config names it, claim it, and write config.yaml.
 
     A run that is resumed goes on in its own.
     """
@@ -62,16 +77,22 @@ def make_run_dir(config: RunConfig, resumed: Path | None = None) -> Path:
                 f"with it: --resume {path}"
             )
         (path / "events").mkdir(parents=True, exist_ok=True)
-        (path / "config.yaml").write_text(yaml.safe_dump(config.describe(), sort_keys=False))
+        claim = Claim(path)
     except OSError as error:
         raise ConfigError(
             f"run directory {path} cannot be written: {error.strerror}; choose another run_dir"
         ) from None
-    return path.absolute()
+    try:
+        text = yaml.safe_dump(config.describe(), sort_keys=False)
+        write_atomically(path / "config.yaml", text)
+    except BaseException:
+        claim.release()
+        raise
+    return path.absolute(), claim
 
 
 def _is_used(path: Path) -> bool:
-    return (path / "history.json").exists() or any(path.glob("events/*.jsonl"))
+    return (path / "history.jsonl").exists() or any(path.glob("events/*.jsonl"))
 
 
 def _stem(config: RunConfig) -> str:

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from paceline.training.section import Strict
 
 
-class Constant(BaseModel):
+class Constant(Strict):
     """The rate as given, after `warmup` epochs in which it rises to it in a straight line."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: Literal["constant"] = "constant"
     warmup: float = Field(0.0, ge=0)
+
+    # Not "*": pydantic allows no such validator on the name, which tells the schedules apart.
+    @field_validator("warmup", "every", "at", "gamma", "floor", mode="before", check_fields=False)
+    @classmethod
+    def check_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        return cls.refuse_truth(value, info)
 
     def factor(self, done: float, total: int) -> float:
         """What to multiply the rate by after `done` of `total` epochs.

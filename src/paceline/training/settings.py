@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from paceline.errors import ConfigError
+from paceline.regular_files import open_regular
 from paceline.rules import Rule
 from paceline.training.config import DataConfig, OptimizerConfig, RunConfig, as_number
 from paceline.training.run_file import MOST_BYTES, load_yaml, show
@@ -56,19 +57,24 @@ def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The settings in a YAML file."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             content = load_yaml(file.read(MOST_BYTES + 1).decode())
     except FileNotFoundError:
         raise ConfigError(f"run file {path} does not exist") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(f"run file {path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # not UTF-8, or a name that no file can have
         raise ConfigError(f"run file {path} cannot be read: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"run file {path} is not valid YAML: {_one_line(error)}") from None
-    if content is None:
-        return {}
+    if content in (None, {}):
+        raise ConfigError(f"run file {path} is empty; {_NEEDED}")
     if not isinstance(content, dict):
         raise ConfigError(f"run file {path} holds a {type(content).__name__}, expected settings")
     return content
+
+
+_NEEDED = "it names what is trained, as in model: mnist and data: {train: digits}"
 
 
 def read_assignment(text: str) -> dict[str, Any]:

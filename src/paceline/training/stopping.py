@@ -6,7 +6,9 @@ import operator
 import re
 from collections.abc import Callable, Mapping
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
+
+from paceline.training.section import Section
 
 METRICS = ("train_loss", "val_loss", "val_accuracy")
 """Those that every run may have."""
@@ -18,10 +20,8 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 }
 
 
-class StopConfig(BaseModel):
+class StopConfig(Section):
     """Reasons to stop early."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     patience: int | None = Field(None, ge=1)
     """Validations in a row without a lower val_loss."""

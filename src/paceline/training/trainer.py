@@ -13,7 +13,7 @@ from typing import Any
 from paceline.comm import World
 from paceline.data import Stream, batches_per_epoch
 from paceline.data.cache import NodeCache
-from paceline.errors import ConfigError, OutputError
+from paceline.errors import ConfigError
 from paceline.frameworks import seed_generators
 from paceline.launch.watch import watched
 from paceline.launch.world import init, together
@@ -23,6 +23,7 @@ from paceline.training.checkpoint.capture import take_up_replica, take_up_run
 from paceline.training.checkpoint.resumed import FOLDER, Resumed, find_resumed
 from paceline.training.checkpoint.saver import Saver
 from paceline.training.checkpoint.store import Store
+from paceline.training.claim import Claim
 from paceline.training.clock import Clock
 from paceline.training.config import RunConfig
 from paceline.training.datasets import data_cache, open_datasets
@@ -37,6 +38,7 @@ from paceline.training.exchange import (
 from paceline.training.freely import FreeRun
 from paceline.training.keras_callbacks import adapt_callbacks
 from paceline.training.lockstep import LockstepRun
+from paceline.training.model_file import check_room, save_model
 from paceline.training.once import once
 from paceline.training.orders import Orders
 from paceline.training.rundir import find_run_dir, make_run_dir, summarise, write_json
@@ -89,6 +91,8 @@ class Trainer:
         self.callbacks = adapt_callbacks(callbacks)
         self._given_world = world
         self._worker: Worker | None = None
+        self._orders = Orders()
+        self._claim: Claim | None = None
 
     def stop(self) -> None:
         """Ask all ranks to stop after the next step; any one rank may ask."""
@@ -107,13 +111,19 @@ class Trainer:
         save; then they raise Interrupted.
         """
         self.world = self._given_world or init()
-        self._orders = Orders(self.config.max_time)
-        with (
-            together(self.world),
-            self._orders.heeded(),
-            data_cache(self.config, self.world) as cache,
-        ):
-            return self._fit(cache)
+        self._orders.limit(self.config.max_time)
+        try:
+            with (
+                together(self.world),
+                self._orders.heeded(),
+                data_cache(self.config, self.world) as cache,
+            ):
+                return self._fit(cache)
+        finally:
+            self._orders = Orders()  # what this run was told is not for the next
+            if self._claim is not None:
+                self._claim.release()
+                self._claim = None
 
     def _fit(self, cache: NodeCache | None) -> Result:
         config, world = self.config, self.world
@@ -164,7 +174,7 @@ class Trainer:
         """All epochs; the reason if they ended early."""
         config, world = self.config, self.world
         resumed = self._resumed
-        self.run_dir = once(world, lambda: make_run_dir(config, self._found if resumed else None))
+        self.run_dir = once(world, lambda: self._claim_run_dir(self._found if resumed else None))
         with ExitStack() as stack:
             events = stack.enter_context(EventLog(self.run_dir / "events", world.rank, world.node))
             progress = make_progress(world.rank, config.progress)
@@ -189,6 +199,12 @@ class Trainer:
             limits = config.stall_warning_s, config.stall_timeout_s
             stack.enter_context(watched(lambda: (watch.laps, clock.step), *limits))
             return run.run()
+
+    def _claim_run_dir(self, found: Path | None) -> Path:
+        run_dir, self._claim = make_run_dir(self.config, found)
+        replica = self.replica
+        check_room(run_dir, replica.parameters().nbytes + replica.buffers().nbytes)
+        return run_dir
 
     def _identify(self, train: Any) -> dict[str, Any]:
         """What a run must have in common with the one that it goes on with."""
@@ -238,8 +254,5 @@ class Trainer:
         return f"{text}\n{exchange.describe()}" if isinstance(exchange, FreeExchange) else text
 
     def _save(self, summary: dict[str, Any]) -> None:
-        try:
-            self.replica.save(self.run_dir / "model")
-        except OSError as error:
-            raise OutputError(f"the model cannot be saved in {self.run_dir}: {error}") from error
+        save_model(self.replica.save, self.run_dir)
         write_json(self.run_dir / "summary.json", summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,12 @@ def validate(
     batch_size: int,
     watch: Stopwatch,
     loaders: int = 1,
+    after_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float | None]:
     """val_loss and val_accuracy of the replicas over the whole source, the same on every rank.
 
-    A replica with `figures` may give further sums, and makes further figures of them.
+    A replica with `figures` may give further sums, and makes further figures of them. On a rank
+    that validates alone, `after_batch` may raise to give up.
     """
     sums: dict[str, Any] = dict.fromkeys(_SUMS, 0.0)
     watch.lap("compute")
@@ -43,6 +46,7 @@ def validate(
         for name, value in found.items():
             sums[name] = sums.get(name, 0.0) + value
         watch.lap("compute")
+        after_batch()
     world.barrier()
     watch.lap("wait")
     make_figures = getattr(replica, "figures", None)

@@ -41,7 +41,8 @@ class Request:
     account: str | None = None
     gpus_per_node: int | None = None
     modules: tuple[str, ...] = ()
-    env: tuple[tuple[str, str], ...] = ()
+    env: tuple[tuple[str, str | None], ...] = ()
+    """Variables of the job; without a value, those that it is submitted with."""
     requeue: int = 0
     """How often the job may go back into the queue after it has saved."""
     after: tuple[str, ...] = ()
@@ -65,6 +66,11 @@ class Request:
     def memory_per_node(self) -> int | None:
         """Megabytes."""
         return None if self.memory_per_rank is None else self.memory_per_rank * self.ranks_per_node
+
+    @property
+    def passed(self) -> list[str]:
+        """The variables whose values the scheduler brings along, and the script does not tell."""
+        return [name for name, value in self.env if value is None]
 
     @property
     def warning_s(self) -> int:
@@ -154,11 +160,11 @@ def _each(read: Callable[[str], Any]) -> Callable[[list[str]], tuple[Any, ...]]:
     return lambda texts: tuple(read(text) for text in texts)
 
 
-def _variable(text: str) -> tuple[str, str]:
+def _variable(text: str) -> tuple[str, str | None]:
     name, equals, value = text.partition("=")
-    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+    if not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
         raise ValueError(text)
-    return name, value
+    return name, value if equals else None
 
 
 def _module(text: str) -> str:
@@ -193,7 +199,7 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "account": _TEXT,
     "pe": _TEXT,
     "modules": (_each(_module), "the name of a module"),
-    "env": (_each(_variable), "NAME=VALUE"),
+    "env": (_each(_variable), "NAME or NAME=VALUE"),
     "after": (_ids, "numbers of jobs with commas between them"),
     "extra": (_each(_line), "one directive on one line, as the scheduler writes it"),
 }

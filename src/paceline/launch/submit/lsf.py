@@ -110,5 +110,7 @@ def _options(request: Request) -> Iterator[str]:
     if request.requeue:
         yield "-r"
         yield '-Q "99"'
+    if request.passed:
+        yield '-env "all"'
     yield f"-o {'job-%J.%I.log' if request.tasks else 'job-%J.log'}"
     yield from request.extra

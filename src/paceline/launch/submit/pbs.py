@@ -39,12 +39,7 @@ _DIALECT = Dialect(
     warnings="USR1",
     cancels="TERM USR2",
     restarts="${PACELINE_REQUEUES:-0}",
-    requeue=(
-        'export PACELINE_REQUEUES="$((restarts + 1))"',
-        'next=$(cd "$run_dir" &&',
-        '    qsub -v PACELINE_REQUEUES -W depend=afterany:"$PBS_JOBID" job.sh) &&',
-        '    echo "${next%%.*}" >"$run_dir/job-$job.next" && exit 75',
-    ),
+    requeue=(),
     starts=('exec >>"$run_dir/job-$job.log" 2>&1  # PBS knows no number of the job in -o',),
 )
 _WAITING = "QHWT"
@@ -70,7 +65,8 @@ def render(request: Request) -> str:
     """Directives and the common script; paths are left to the script, which can quote them."""
     if request.tasks:  # one task of an array cannot be handed in again
         request = replace(request, requeue=0)
-    return write_script((f"#PBS {line}" for line in _options(request)), request, _DIALECT)
+    dialect = replace(_DIALECT, requeue=_successor(request))
+    return write_script((f"#PBS {line}" for line in _options(request)), request, dialect)
 
 
 def read_id(said: str) -> str | None:
@@ -103,6 +99,17 @@ def _shell_code(status: int) -> int:
     return 1 if status < 0 else 128 + status - 256 if status > 256 else status
 
 
+def _successor(request: Request) -> tuple[str, ...]:
+    # What is said here replaces the directive.
+    passed = ",".join(["PACELINE_REQUEUES", *request.passed])
+    return (
+        'export PACELINE_REQUEUES="$((restarts + 1))"',
+        'next=$(cd "$run_dir" &&',
+        f'    qsub -v {passed} -W depend=afterany:"$PBS_JOBID" job.sh) &&',
+        '    echo "${next%%.*}" >"$run_dir/job-$job.next" && exit 75',
+    )
+
+
 def _options(request: Request) -> Iterator[str]:
     texts = dict(named(request))
     yield f"-N {texts['name']}"
@@ -125,6 +132,8 @@ def _options(request: Request) -> Iterator[str]:
     if request.tasks:
         yield f"-J 1-{len(request.tasks)}"
     yield f"-r {'y' if request.requeue or request.tasks else 'n'}"
+    if request.passed:
+        yield f"-v {','.join(request.passed)}"
     yield "-S /bin/bash"
     yield "-j oe"
     yield f"-o {'pbs.^array_index^.log' if request.tasks else 'pbs.log'}"

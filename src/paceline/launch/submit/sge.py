@@ -164,6 +164,8 @@ def _options(request: Request) -> Iterator[str]:
     if request.tasks:
         yield f"-t 1-{len(request.tasks)}"
     yield f"-r {'y' if request.requeue else 'n'}"
+    if request.passed:
+        yield f"-v {','.join(request.passed)}"
     yield "-notify"
     yield "-cwd"
     yield "-j y"

@@ -101,8 +101,15 @@ def _surroundings(request: Request) -> list[str]:
     if request.modules:
         lines.append("type module >/dev/null 2>&1 || . /etc/profile  # a batch shell may lack it")
     lines += [f"module load {quote(module)} || finish 1" for module in request.modules]
-    lines += [f"export {name}={quote(value)}" for name, value in request.env]
+    lines += [_variable(name, value) for name, value in request.env]
     return [*lines, f"cd {quote(str(request.directory))} || finish 1", "set -u"]
+
+
+def _variable(name: str, value: str | None) -> str:
+    if value is not None:
+        return f"export {name}={quote(value)}"
+    missing = f"paceline: {name} is not set in this job; export it before you submit"
+    return f'[ -n "${{{name}+set}}" ] || {{ echo "{missing}" >&2; finish 2; }}'
 
 
 def _tasks(request: Request, dialect: Dialect) -> list[str]:

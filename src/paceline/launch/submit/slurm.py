@@ -172,6 +172,8 @@ def _options(request: Request) -> Iterator[str]:
     if request.tasks:
         yield f"--array=1-{len(request.tasks)}"
     yield "--requeue" if request.requeue else "--no-requeue"
+    if request.passed:
+        yield f"--export={','.join(['ALL', *request.passed])}"
     yield "--open-mode=append"
     yield f"--output={'job-%A.%a.log' if request.tasks else 'job-%j.log'}"
     yield from request.extra

@@ -17,6 +17,10 @@ from paceline.launch.submit.scheduler import Answer, Scheduler, advise
 _ANSWER_S = 60.0
 
 
+class RunDirTaken(LaunchError):
+    """Somebody else has made the run directory whose name was free a moment ago."""
+
+
 @dataclass(frozen=True)
 class Submitted:
     """A job that a scheduler has taken; `tasks` is 0 if it is no array."""
@@ -70,9 +74,12 @@ def ask_scheduler(command: Sequence[str], directory: Path | None = None) -> Answ
     return Answer(done.returncode, done.stdout)
 
 
-def submit(request: Request, scheduler: Scheduler) -> Submitted:
-    """Write the script into the run directory, which is made, and hand it in from there."""
-    _write_script(request, scheduler.render(request))
+def submit(request: Request, scheduler: Scheduler, is_new: bool = False) -> Submitted:
+    """Write the script into the run directory, which is made, and hand it in from there.
+
+    `is_new`: the directory's name was free a moment ago; RunDirTaken tells that it no longer is.
+    """
+    _write_script(request, scheduler.render(request), is_new)
     answer = ask_scheduler(scheduler.HAND_IN, request.run_dir)
     job = scheduler.read_id(answer.said) if answer.code == 0 else None
     if job is None:
@@ -83,15 +90,27 @@ def submit(request: Request, scheduler: Scheduler) -> Submitted:
     return Submitted(job, request.run_dir, len(request.tasks))
 
 
-def _write_script(request: Request, text: str) -> None:
+def _write_script(request: Request, text: str, is_new: bool) -> None:
     try:
-        request.run_dir.mkdir(parents=True, exist_ok=True)
-        (request.run_dir / SCRIPT).write_bytes(os.fsencode(text))
+        _claim(request.run_dir, is_new)
+        script = request.run_dir / SCRIPT
+        script.touch(mode=0o600)
+        script.chmod(0o600)  # --env may have put a secret into it
+        script.write_bytes(os.fsencode(text))
     except OSError as error:
         raise ConfigError(
             f"run directory {request.run_dir} cannot be written: {error.strerror}; choose another "
             "--run-dir"
         ) from None
+
+
+def _claim(run_dir: Path, is_new: bool) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=not is_new)
+    except FileExistsError:
+        if not is_new:
+            raise
+        raise RunDirTaken(f"run directory {run_dir} is another job's; give --run-dir") from None
 
 
 def free_run_dir(name: str, within: Path = Path("runs")) -> Path:

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from paceline.errors import LaunchError
-from paceline.launch.foreground import die_with_parent
+from paceline.launch.children import die_with_parent, ends_within, has_ended
 from paceline.launch.tune.command import Command
 from paceline.launch.tune.figures import Estimate, estimate, read_marks
 from paceline.launch.tune.plan import Setting
@@ -139,7 +139,7 @@ def _watch(
     """
     began = time.monotonic()
     first_s: float | None = None
-    while child.poll() is None:
+    while not has_ended(child):
         time.sleep(_PAUSE_S)
         now, marks = time.monotonic(), read_marks(folder)
         if first_s is None and any(marks.values()):
@@ -228,13 +228,14 @@ def _started(argv: Sequence[str], alone: bool, folder: Path) -> Iterator[subproc
 
 def end(child: subprocess.Popen[bytes], alone: bool) -> None:
     """End a job at once. One signal would let it save; a launcher ends its ranks at a second."""
-    if not alone and child.poll() is None:
+    if child.returncode is not None:  # it was reaped: its number may be somebody else's
+        return
+    if not alone and not has_ended(child):
         # Two of one kind could be taken for one.
-        child.send_signal(signal.SIGTERM)
-        child.send_signal(signal.SIGINT)
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(_END_S)
-    if alone or child.poll() is None:
+        os.kill(child.pid, signal.SIGTERM)
+        os.kill(child.pid, signal.SIGINT)
+        ends_within(child, _END_S)
+    if alone or not has_ended(child):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, signal.SIGKILL)
     child.wait(_END_S)

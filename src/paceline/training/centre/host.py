@@ -46,7 +46,8 @@ class Host:
         """
         self.centre = start.copy()
         self.keep: Keep | None = None
-        """Called, in the host's thread, with what a checkpoint is to have of it."""
+        """Called, in the host's thread, with what a checkpoint is to have of it; who asks to save
+        before it is set waits for it."""
         self.quit = False
         """The workers said farewell since the run is to go on later."""
         self._world, self._rule, self._workers, self._tags = world, rule, workers, tags
@@ -99,12 +100,17 @@ class Host:
         patience = Patience(_LOOK_EVERY_S)
         replies: list[Pending] = []
         while not self._abandoned and (replies or any(self._expected)):
-            asking = [at for at, ask in enumerate(self._expected) if ask is not None and ask.done()]
+            asking = [at for at, ask in enumerate(self._expected) if self._may_answer(at, ask)]
             replies = [reply for reply in replies if not reply.done()]
             replies += [reply for reply in map(self._answer, asking) if reply is not None]
             patience.reset() if asking else patience.pause()
         for ask in filter(None, self._expected):
             ask.cancel()
+
+    def _may_answer(self, worker: int, ask: Pending | None) -> bool:
+        if ask is None or not ask.done():
+            return False
+        return self.keep is not None or self._requests[worker].asked()[0] != SAVE
 
     def _expect(self, worker: int) -> None:
         self._expected[worker] = self._world.expect(
@@ -128,8 +134,8 @@ class Host:
             reply.vector(self.centre.size, self.centre.dtype)[:] = self.centre
             filled = self.centre.nbytes
         elif kind == SAVE:
-            if self.keep is not None:
-                self.keep(int(report.samples), pack(self.centre, self._state, self._ledger))
+            assert self.keep is not None
+            self.keep(int(report.samples), pack(self.centre, self._state, self._ledger))
         elif kind != REPORT:
             filled = self._trade(worker, report, terms)
         self._expect(worker)  # before the worker has its answer and may ask again

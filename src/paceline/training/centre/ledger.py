@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from paceline.vectors import Vector
 
-_SAMPLES, _LOSS, _STOP, _UPDATES, _DEALT, _AGAIN, _SAVES, _QUIT, _COMMON = range(9)
+_SAMPLES, _LOSS, _STOP, _UPDATES, _DEALT, _AGAIN, _SAVES, _QUIT, _LEFT_OUT, _COMMON = range(10)
 
 
 class Report(NamedTuple):
@@ -30,6 +30,8 @@ class Report(NamedTuple):
     """It asks all to save."""
     quit: bool = False
     """It was told to end: all are to save, and leave."""
+    left_out: float = 0.0
+    """Samples without a loss: those of rejected batches."""
 
 
 class News(NamedTuple):
@@ -55,6 +57,8 @@ class News(NamedTuple):
     """They are to leave after that."""
     scale: float = 1.0
     """By which its push counts; 0 if it was refused."""
+    left_out: float = 0.0
+    """Samples without a loss, of all workers."""
 
 
 class Ledger:
@@ -84,7 +88,9 @@ class Ledger:
     def snapshot(self) -> dict[str, float]:
         """What an interrupted run must know when it goes on; nobody trains meanwhile."""
         samples, loss, _, updates, dealt = self._common[: _DEALT + 1].tolist()
-        return {"samples": samples, "loss": loss, "updates": updates, "dealt": dealt}
+        left_out = float(self._common[_LEFT_OUT])
+        counts = {"samples": samples, "loss": loss, "left_out": left_out}
+        return counts | {"updates": updates, "dealt": dealt}
 
     def waiting(self) -> list[int]:
         """Batches that are to be dealt again and have not been."""
@@ -93,7 +99,8 @@ class Ledger:
     @staticmethod
     def begin_at(numbers: Vector, saved: Mapping[str, float]) -> None:
         """Write into its memory where an interrupted run was."""
-        places = {"samples": _SAMPLES, "loss": _LOSS, "updates": _UPDATES, "dealt": _DEALT}
+        places = {"samples": _SAMPLES, "loss": _LOSS, "left_out": _LEFT_OUT}
+        places |= {"updates": _UPDATES, "dealt": _DEALT}
         for name, place in places.items():
             numbers[place] = saved[name]
         numbers[_COMMON : _COMMON + (numbers.size - _COMMON) // 2] = saved["updates"]
@@ -103,6 +110,7 @@ class Ledger:
         common, seen = self._common, self._seen
         common[_SAMPLES] += report.samples
         common[_LOSS] += report.loss
+        common[_LEFT_OUT] += report.left_out
         common[_STOP] += bool(report.stop)
         staleness = int(common[_UPDATES] - seen[worker])
         factor = scale(staleness) if report.push else 1.0
@@ -119,8 +127,9 @@ class Ledger:
             common[_SAVES] += 1  # who has left after the last worker would not hear of it
             common[_QUIT] += report.quit
         samples, loss, stop = common[:3].tolist()
-        saves, quit = int(common[_SAVES]), bool(common[_QUIT])
-        return News(samples, loss, stop > 0, working, first, last, staleness, saves, quit, factor)
+        saves, quit, left_out = int(common[_SAVES]), bool(common[_QUIT]), float(common[_LEFT_OUT])
+        dealt = (working, first, last, staleness, saves)
+        return News(samples, loss, stop > 0, *dealt, quit, factor, left_out)
 
     def _deal(self, wanted: int) -> tuple[int, int]:
         """The next batches; ever fewer towards the end, so that all workers end together."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from paceline.comm import World
+from paceline.comm import NodeMemory, World
+from paceline.errors import WorldError
 from paceline.rules import State, Terms
 from paceline.training.centre.ledger import Ledger, News, Report
 from paceline.training.centre.saved import Keep, SavedCentre, join_states, pack
@@ -50,9 +52,7 @@ class NodeCentre:
             states = list(map(saved.piece_of_state, self._pieces, states))
             Ledger.begin_at(numbers, saved.ledger)
         arrays = [numbers, weights, *chain.from_iterable(state.values() for state in states)]
-        self._memory = world.node_memory(
-            sum(_room(array) for array in arrays), locks=1 + len(self._pieces)
-        )
+        self._memory = _reserve(world, arrays, 1 + len(self._pieces))
         lies = _place(self._memory.bytes, arrays, fill=worker == 0)
         self._ledger = Ledger(lies[0], world.size, batches, saved.again if saved else ())
         self._centre, rest = lies[1], iter(lies[2:])
@@ -139,6 +139,14 @@ def _chunks(size: int) -> list[slice]:
     return [
         slice(first, min(first + CHUNK_ELEMENTS, size)) for first in range(0, size, CHUNK_ELEMENTS)
     ]
+
+
+def _reserve(world: World, arrays: Sequence[Vector], locks: int) -> NodeMemory:
+    try:
+        return world.node_memory(sum(map(_room, arrays)), locks=locks)
+    except WorldError as error:
+        servers = "rule.servers=1 holds the centre in a process of its own"
+        raise WorldError(f"{error}; {servers}") from None
 
 
 def _room(array: Vector) -> int:

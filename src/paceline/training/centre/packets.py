@@ -57,11 +57,12 @@ class Packet:
 
     def answered(self) -> News:
         """Read the head of a reply."""
-        samples, loss, stop, *counts, quit, scale = self._head[: len(News._fields)].tolist()
+        samples, loss, stop, *counts, quit, scale, left_out = self._head[
+            : len(News._fields)
+        ].tolist()
         working, first, last, staleness, saves = map(int, counts)
-        return News(
-            samples, loss, stop > 0, working, first, last, staleness, saves, quit > 0, scale
-        )
+        dealt = (working, first, last, staleness, saves)
+        return News(samples, loss, stop > 0, *dealt, quit > 0, scale, left_out)
 
     def note(self, value: float) -> None:
         """Write a single number as the head."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from paceline.frameworks import accept_generator_states, generator_states, seed_generators
 from paceline.observe import EpochRecord, TimeSplit
+from paceline.training.checkpoint.contents import copy_into
 from paceline.training.checkpoint.resumed import Resumed
-from paceline.training.checkpoint.tree import Tree
+from paceline.training.checkpoint.tree import Tree, as_plain, split
 from paceline.vectors import checksum
 
 if TYPE_CHECKING:
     from paceline.training.run import Run
 
+_log = logging.getLogger("paceline.training")
 _CLOCK = ("samples_per_epoch", "epoch", "step", "samples", "samples_in_epoch")
 _COUNTS = ("step", "samples", "samples_in_epoch")
 """Those of which a rank between two meetings has its own idea."""
@@ -31,6 +34,7 @@ def capture_common(run: Run) -> Tree:
         "leg": {"size": leg.size, "batch_size": leg.batch_size, "ranges": _listed(leg.ranges)},
         "history": [asdict(record) for record in run.history],
         "stopping": run.stopping.snapshot(),
+        "divergence": run.divergence.snapshot(),
         "run": run.snapshot(),
     }
     if run.exchange.alike:
@@ -71,23 +75,39 @@ def capture_own(run: Run, leaders_constants: int) -> Tree:
 
 def take_up_replica(replica: Any, resumed: Resumed, same_optimizer: bool) -> None:
     """Before the exchange is made: the model, equal on all ranks, and this rank's optimizer."""
-    replica.parameters()[:] = resumed.common["parameters"]
+    with resumed.blamed():
+        _take_up_replica(replica, resumed, same_optimizer)
+
+
+def _take_up_replica(replica: Any, resumed: Resumed, same_optimizer: bool) -> None:
+    copy_into(replica.parameters(), resumed.common["parameters"], "common.parameters")
     replica.accept_parameters()
     if replica.constants().size:
         own = resumed.own.get("constants", resumed.common["constants"])
-        replica.constants()[:] = own
+        copy_into(replica.constants(), own, "constants")
         replica.accept_constants()
-    state = dict(resumed.common.get("optimizer") or resumed.own["optimizer"])
+    part = resumed.common if "optimizer" in resumed.common else resumed.own
+    state = dict(part["optimizer"])
     if not same_optimizer:  # its settings are others now
         state.pop("groups", None)
     replica.accept_optimizer_state(state)
     if replica.buffers().size:
-        replica.buffers()[:] = resumed.own["buffers"]
+        copy_into(replica.buffers(), resumed.own["buffers"], "buffers")
         replica.accept_buffers()
 
 
 def take_up_run(run: Run, resumed: Resumed) -> None:
     """After the exchange is made: where this rank was."""
+    with resumed.blamed():
+        _take_up_counts(run, resumed)
+    if resumed.same_ranks:
+        for callback, state in zip(run.trainer.callbacks, resumed.own["callbacks"], strict=False):
+            accept = getattr(callback, "accept_state", None)
+            if accept is not None and state is not None:
+                accept(state)
+
+
+def _take_up_counts(run: Run, resumed: Resumed) -> None:
     common, own, worker = resumed.common, resumed.own, run.worker
     for name in _CLOCK:
         setattr(run.clock, name, common["clock"][name])
@@ -96,9 +116,10 @@ def take_up_run(run: Run, resumed: Resumed) -> None:
         for record in common["history"]
     ]
     run.stopping.restore(common["stopping"])
+    run.divergence.restore(common["divergence"])
     run.restore(common["run"])
     if not run.exchange.alike:
-        run.replica.parameters()[:] = resumed.parameters()
+        copy_into(run.replica.parameters(), resumed.parameters(), "parameters")
         run.replica.accept_parameters()
     samples = None if not hasattr(run.train, "__len__") else len(run.train)
     batch_size = run.config.data.batch_size * run.config.accumulate
@@ -117,10 +138,6 @@ def take_up_run(run: Run, resumed: Resumed) -> None:
             setattr(run.clock, name, own["counts"][name])
         worker.supposed, worker.rejected = own["supposed"], own["rejected"]
         worker.watch.put_back(TimeSplit(**own["time"]))
-        for callback, state in zip(run.trainer.callbacks, own["callbacks"], strict=False):
-            accept = getattr(callback, "accept_state", None)
-            if accept is not None and state is not None:
-                accept(state)
     else:
         run.exchange.restore_shared(own["exchange"])
         seed = run.config.seed + 1_000_003 * run.world.rank + 7_919 * (run.clock.step + 1)
@@ -136,9 +153,20 @@ def _true_clock(run: Run) -> Tree:
 
 
 def _state_of(callback: Any) -> Any:
-    """Plain values that a callback wants back, if it has any."""
+    """Plain values that a callback wants back, if it has any; a checkpoint does without those that
+    no file can hold."""
     state = getattr(callback, "state", None)
-    return state() if callable(state) else None
+    if not callable(state):
+        return None
+    try:
+        plain = as_plain(state())
+        split({"state": plain})
+    except Exception as error:
+        _log.warning(
+            "the state of the callback %s is not saved: %s", type(callback).__name__, error
+        )
+        return None
+    return plain
 
 
 def _listed(ranges: Any) -> Any:

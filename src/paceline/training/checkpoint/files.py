@@ -13,25 +13,11 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from paceline.training.checkpoint.tree import Array, Tree
+from paceline.regular_files import open_regular
+from paceline.training.checkpoint.tree import DTYPES, Array, Tree
 
 CHUNK_BYTES = 1 << 20
 MAX_HEADER_BYTES = 100_000_000  # what readers of safetensors accept
-
-DTYPES = {
-    "bool": "BOOL",
-    "int8": "I8",
-    "int16": "I16",
-    "int32": "I32",
-    "int64": "I64",
-    "uint8": "U8",
-    "uint16": "U16",
-    "uint32": "U32",
-    "uint64": "U64",
-    "float16": "F16",
-    "float32": "F32",
-    "float64": "F64",
-}
 
 
 def render(document: Any) -> bytes:
@@ -43,11 +29,9 @@ def render_header(arrays: Mapping[str, Array]) -> bytes:
     """The head of a safetensors file: its length, then JSON that tells where each array lies."""
     entries, begin = {}, 0
     for key, array in arrays.items():
-        dtype = array.dtype.name
-        assert dtype in DTYPES, f"{key!r} has dtype {dtype}, expected one of {', '.join(DTYPES)}"
         end = begin + array.nbytes
         entries[key] = {
-            "dtype": DTYPES[dtype],
+            "dtype": DTYPES[array.dtype.name],
             "shape": array.shape,
             "data_offsets": (begin, end),
         }
@@ -102,7 +86,8 @@ def parse(path: Path) -> Any:
         raise ValueError(f"{constant} is not JSON")
 
     try:
-        return json.loads(path.read_bytes(), parse_constant=refuse)
+        with open_regular(path) as file:
+            return json.loads(file.read(), parse_constant=refuse)
     except RecursionError as error:
         raise ValueError(f"{path.name} is nested too deeply") from error
     except ValueError as error:

@@ -9,7 +9,8 @@ The samples that were left are dealt anew in either case, so that each comes exa
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,16 +19,20 @@ import numpy as np
 
 from paceline.comm import World
 from paceline.data import Leg
-from paceline.errors import CheckpointError
+from paceline.errors import CheckpointError, PacelineError
+from paceline.functions import describe_failure
 from paceline.training.centre import SavedCentre
 from paceline.training.centre.saved import unpack
-from paceline.training.checkpoint.store import Store, newest_sound
+from paceline.training.checkpoint.contents import check_common, check_facts, check_host, check_own
+from paceline.training.checkpoint.store import REMEDY, Store, newest_sound
 from paceline.training.checkpoint.tree import Tree
 from paceline.training.once import once
 from paceline.vectors import Vector
 
 FOLDER = "checkpoints"
 _log = logging.getLogger("paceline.training")
+_ODD = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
+"""What values of another kind than expected lead to."""
 
 
 class Resumed:
@@ -35,8 +40,31 @@ class Resumed:
 
     def __init__(self, store: Store, name: str, world: World) -> None:
         self._store, self._name, self._world = store, name, world
-        self.facts = store.facts(name)
-        self.common = store.read(name, "common")
+        with self.blamed():
+            self.facts = store.facts(name)
+            check_facts(self.facts)
+            self.common = store.read(name, "common")
+            check_common(self.common, self.facts)
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Whatever cannot be made of its contents, the checkpoint is to blame."""
+        try:
+            yield
+        except PacelineError:
+            raise
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+            ArithmeticError,
+        ) as error:
+            plain = type(error) is ValueError
+            cause = str(error) if plain else describe_failure(error)
+            place = self._store.folder / self._name
+            raise CheckpointError(f"the checkpoint {place} is damaged: {cause}{REMEDY}") from error
 
     @property
     def same_ranks(self) -> bool:
@@ -74,7 +102,16 @@ class Resumed:
         return [take(self._read_rank(rank)) for rank in self.facts["workers"]]
 
     def _read_rank(self, rank: int) -> Tree:
-        return self._store.read(self._name, f"rank-{rank}")
+        part = self._store.read(self._name, f"rank-{rank}")
+        with self.blamed():
+            check_own(f"rank-{rank}", part)
+        return part
+
+    def _read_host(self, rank: int) -> Tree:
+        part = self._store.read(self._name, f"host-{rank}")
+        with self.blamed():
+            check_host(f"host-{rank}", part)
+        return part
 
     @cached_property
     def centre(self) -> SavedCentre | None:
@@ -82,12 +119,20 @@ class Resumed:
         hosts = self.facts["hosts"]
         if not hosts:
             return None
+        with self.blamed():
+            return self._join_centre([self._read_host(rank) for rank in hosts])
+
+    def _join_centre(self, parts: list[Tree]) -> SavedCentre:
         in_hand = self.everybody(lambda part: part["exchange"]["tickets"])
-        parts = [self._store.read(self._name, f"host-{rank}") for rank in hosts]
         saved = unpack(parts, [number for numbers in in_hand for number in numbers])
+        if saved.centre.size not in (0, self.common["parameters"].size):
+            raise ValueError(
+                f"the centre has {saved.centre.size} numbers, and the model "
+                f"{self.common['parameters'].size}"
+            )
         if not self.same_ranks:  # nobody will tell what the old workers had not told yet
             untold = self.everybody(lambda part: part["exchange"])
-            for name in ("samples", "loss"):
+            for name in ("samples", "loss", "left_out"):
                 saved.ledger[name] += sum(worker[name] for worker in untold)
         return saved
 

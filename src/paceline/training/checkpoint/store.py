@@ -94,11 +94,11 @@ class Store:
     def write(self, name: str, part: str, tree: Tree) -> None:
         """Write a part into the draft: its JSON last, which tells that the part is there."""
         assert _is_part(part), f"{part!r} is no name of a part"
-        arrays, values = split(tree)
-        arrays = dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
-        header = render_header(arrays)
         draft = self._draft(name)
         with self._writing(name):
+            arrays, values = split(tree)
+            arrays = dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
+            header = render_header(arrays)
             (draft / f"{part}.json").unlink(missing_ok=True)
             record = write_file(draft / f"{part}.safetensors", safetensors_chunks(header, arrays))
             document = {"arrays": record, "values": values}
@@ -221,6 +221,12 @@ class Store:
             raise OutputError(
                 f"the checkpoint {self.folder / name} cannot be written: "
                 f"{error.strerror or error}; older ones are as they were. To go on, {advice}."
+            ) from error
+        except Exception as error:  # nobody is to wait for a part that will not come
+            self.discard(name)
+            raise OutputError(
+                f"the checkpoint {self.folder / name} cannot be written: "
+                f"{type(error).__name__}: {error}; older ones are as they were."
             ) from error
 
     @contextmanager

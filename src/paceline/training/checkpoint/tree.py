@@ -14,11 +14,44 @@ Tree = dict[str, Any]
 """Nested dicts with str keys. Leaves are numpy arrays, None, bool, int, float, str, or lists."""
 Array = npt.NDArray[Any]
 
+DTYPES = {
+    "bool": "BOOL",
+    "int8": "I8",
+    "int16": "I16",
+    "int32": "I32",
+    "int64": "I64",
+    "uint8": "U8",
+    "uint16": "U16",
+    "uint32": "U32",
+    "uint64": "U64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+"""The arrays that a tree may hold, and what safetensors calls them."""
+
 MAX_DEPTH = 100
 """Deeper trees are refused: parsers of JSON give up on deep nesting, at depths of their own."""
 MAX_PLAIN_BITS = 1024
 """Larger integers are written in hex: Python refuses decimal ones of thousands of digits."""
 SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class TreeError(TypeError):
+    """A value that no tree can hold."""
+
+
+def as_plain(value: Any) -> Any:
+    """The value with Python's own numbers for numpy's scalars and lists for tuples.
+
+    >>> as_plain({"best": np.float64(0.5), "seen": (np.int64(3), None)})
+    {'best': 0.5, 'seen': [3, None]}
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: as_plain(item) for key, item in value.items()}
+    return [as_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def split(tree: Tree) -> tuple[dict[str, Array], Any]:
@@ -27,7 +60,8 @@ def split(tree: Tree) -> tuple[dict[str, Array], Any]:
     >>> split({"w": np.zeros(2), "loss": math.inf})
     ({'w': array([0., 0.])}, {'w': {'$array': 'w'}, 'loss': {'$float': 'inf'}})
     """
-    assert type(tree) is dict, f"a tree is a dict, not {type(tree).__name__}"
+    if type(tree) is not dict:
+        raise TreeError(f"a tree is a dict, not {type(tree).__name__}")
     arrays: dict[str, Array] = {}
     return arrays, _encode(tree, (), arrays)
 
@@ -50,18 +84,23 @@ def join(arrays: Mapping[str, Array], values: Any) -> Tree:
 def _encode(value: Any, path: tuple[str, ...], arrays: dict[str, Array]) -> Any:
     # Types are compared exactly: np.float64 is a float and an enum may be an int, but neither
     # would come back as what it was.
-    assert len(path) <= MAX_DEPTH, f"the tree is deeper than {MAX_DEPTH} levels"
+    if len(path) > MAX_DEPTH:
+        raise TreeError(f"the tree is deeper than {MAX_DEPTH} levels")
     kind = type(value)
     if kind is dict:
         for key in value:
-            assert type(key) is str, f"the key {key!r} at {_join_path(path)!r} is not a str"
+            if type(key) is not str:
+                raise TreeError(f"the key {key!r} at {_join_path(path)!r} is not a str")
         return {
             _encode_key(key): _encode(item, (*path, key), arrays) for key, item in value.items()
         }
     if kind is list:
         return [_encode(item, (*path, str(i)), arrays) for i, item in enumerate(value)]
     if kind is np.ndarray or kind is np.memmap:
-        assert value.dtype.kind in "biufc", f"{_join_path(path)!r} has dtype {value.dtype}"
+        if value.dtype.name not in DTYPES:
+            raise TreeError(
+                f"{_join_path(path)!r} has dtype {value.dtype}, expected one of {', '.join(DTYPES)}"
+            )
         arrays[_join_path(path)] = value
         return {"$array": _join_path(path)}
     if kind is float and not math.isfinite(value):
@@ -70,10 +109,11 @@ def _encode(value: Any, path: tuple[str, ...], arrays: dict[str, Array]) -> Any:
         return {"$int": hex(value)}
     if kind is str and SURROGATE.search(value):
         return {"$str": _escape(value)}
-    assert value is None or kind in (bool, int, float, str), (
-        f"{_join_path(path)!r} is a {kind.__name__}, which a tree cannot hold; make it an array "
-        "or a plain Python value"
-    )
+    if value is not None and kind not in (bool, int, float, str):
+        raise TreeError(
+            f"{_join_path(path)!r} is a {kind.__name__}, which a tree cannot hold; make it an "
+            "array or a plain Python value"
+        )
     return value
 
 

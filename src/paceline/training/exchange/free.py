@@ -51,7 +51,7 @@ class FreeExchange(ABC):
         self.staleness: Counter[int] = Counter()
         self.exchanges = self.refused = 0
         self._steps_taken = 0
-        self._samples = self._loss = 0.0
+        self._samples = self._loss = self._left_out = 0.0
         self._stop = self._save = self._quit = False
         self._final: Vector | None = None
         self.team = world.split(int(self.works))
@@ -60,6 +60,8 @@ class FreeExchange(ABC):
         """Wishes to save that were heeded, and whether all are to leave after the last."""
         self.on_pause: Callable[[], None] | None = None
         """Called when all workers are to come together to save, between two steps of each."""
+        self.on_last: Callable[[], None] | None = None
+        """Called on every worker when none trains any more, before the centre is given up."""
 
     def describe(self) -> str:
         """For the user: who does what."""
@@ -107,6 +109,7 @@ class FreeExchange(ABC):
         self._steps_taken += 1
         self._samples += part.samples
         self._loss += part.loss
+        self._left_out += 0.0 if part.weight else part.samples
         before, self._stop = self.news.samples, self._stop or part.stop
         self._save, self._quit = self._save or part.save, self._quit or part.quit
         if not self._after(watch):
@@ -167,6 +170,7 @@ class FreeExchange(ABC):
             "steps": self._steps_taken,
             "samples": self._samples,
             "loss": self._loss,
+            "left_out": self._left_out,
             "tickets": self.tickets.numbers(),
             "exchanges": self.exchanges,
             "refused": self.refused,
@@ -182,13 +186,14 @@ class FreeExchange(ABC):
         """Go on from what `snapshot` gave."""
         self._steps_taken = saved["steps"]
         self._samples, self._loss = saved["samples"], saved["loss"]
+        self._left_out = saved["left_out"]
         self.exchanges, self.refused = saved["exchanges"], saved["refused"]
         self.staleness = Counter(dict(map(tuple, saved["staleness"])))
         fill_vectors(self._centre.carried, saved["carried"])
 
     def close(self) -> None:
-        """All is closed when all have left."""
-        return
+        """All have left, and come here together."""
+        self.team.free()
 
     def report(self) -> None:
         """Tell the ledger what was done since the last time."""
@@ -202,6 +207,11 @@ class FreeExchange(ABC):
     def ask_to_save(self) -> None:
         """Let all workers come together to save after the step they are in."""
         self._save = True
+        self.report()
+
+    def ask_to_quit(self) -> None:
+        """Let all workers save and leave after the step they are in."""
+        self._quit = True
         self.report()
 
     def has_work(self, watch: Stopwatch) -> bool:
@@ -230,6 +240,8 @@ class FreeExchange(ABC):
                 patience.pause()
                 self._hear(self._centre.report(Report()))
             watch.lap("wait")
+            if self.on_last is not None:
+                self.on_last()
             self._centre.farewell()
         self._final = self._conclude()
 
@@ -246,9 +258,10 @@ class FreeExchange(ABC):
     def _make_report(self, push: bool = False, pull: bool = False, left: bool = False) -> Report:
         """What is to be told; it counts as told."""
         wanted = 0 if left or self._stop else max(0, self.ahead - self.tickets.outstanding)
-        wishes = {"save": self._save, "quit": self._quit}
-        report = Report(self._samples, self._loss, self._stop, push, pull, wanted, left, **wishes)
-        self._samples = self._loss = 0.0
+        wishes = self._save, self._quit
+        counts = self._samples, self._loss, self._stop
+        report = Report(*counts, push, pull, wanted, left, *wishes, self._left_out)
+        self._samples = self._loss = self._left_out = 0.0
         self._save = self._quit = False
         return report
 

@@ -140,7 +140,6 @@ class GossipExchange(FreeExchange):
         own: dict[str, Any] = {
             "weight": self._weight,
             "chance": self._chance.bit_generator.state,
-            "parameters": self._copy_of_weights(),
         }
         if self._feedback is not None:
             own["error"] = self._feedback.error.copy()

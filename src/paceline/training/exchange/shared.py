@@ -84,6 +84,8 @@ class SharedExchange:
         self._heads_across = self._nodes.beside
         if self._heads_across is not None and world.threads_may_talk:
             self._heads_across.patience_s = _COURIER_PATIENCE_S  # the courier is at work meanwhile
+        # A communicator of its own: another exchange's courier may be on its way at the same time.
+        self._across = self._nodes.across.split(0) if self._nodes.across is not None else None
         self._courier = self._make_courier(rule) if far else None
         self._weight_of: Callable[[], float] | None = None
         self._announced = False
@@ -117,9 +119,11 @@ class SharedExchange:
         """Sum the gradients, and take the step."""
         if self._look() != self._seen:
             raise TrainingError(
-                "something else than the optimizer changed the parameters. The ranks of a node "
-                "share them, so every rank's change would add up; say keep_pace(..., share=False), "
-                "or set share: false"
+                "something else than the optimizer changed the parameters, which the ranks of a "
+                "node share, so every rank's change would add up. Let optimizer.step() make "
+                "updates from gradients: only those are averaged. If all ranks make the same "
+                "change (they clamp weights, for example), say keep_pace(..., share=False), or set "
+                "share: false"
             )
         _, present = self._replica.collect_gradients()
         head = self._room.heads[self._rank]
@@ -193,6 +197,8 @@ class SharedExchange:
         """
         if self._courier is not None:
             self._courier.close()
+        if self._across is not None:
+            self._across.free()
         for end in self._ends:
             end()
         self._neighbours.barrier()  # nobody's state is read any more
@@ -213,7 +219,7 @@ class SharedExchange:
         return slice(piece.start + own.start, piece.start + own.stop)
 
     def _make_courier(self, rule: BSP) -> Courier:
-        across = self._nodes.across
+        across = self._across
         if across is not None:
             codec = make_codec(rule.wire, self._replica.layout.dtype)
             if codec is not None:
@@ -226,7 +232,7 @@ class SharedExchange:
         room, bucket = self._room, number + 1 + self._rounds * len(self._buckets)
         room.ready[self._rank, 0] = bucket
         wait_until(self._all_ready_for(bucket), _COURIER_PATIENCE_S)
-        across, piece = self._nodes.across, self._pieces[number]
+        across, piece = self._across, self._pieces[number]
         if across is None or not _length(piece):
             return
         total, weights = self._sum_of(piece), room.heads[:, WEIGHT].tolist()

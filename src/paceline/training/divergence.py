@@ -1,0 +1,58 @@
+"""Telling a run that does not learn: its loss is far above where it began, or never leaves it."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+STEPS = 20
+"""A run begins with so many: a single batch may be far from the others."""
+FAR_ABOVE = 3.0
+"""A loss of so many times that of the first steps has diverged."""
+NO_LOWER = 0.98
+"""A loss above so much of that of the first steps has not fallen."""
+
+
+class Divergence:
+    """Compares the loss of each epoch with that of the run's first steps, their median.
+
+    >>> found = Divergence()
+    >>> for _ in range(STEPS):
+    ...     found.see(2.3)
+    >>> found.judge(0.4), found.judge(2.31)
+    (None, 'the loss is 2.31, no lower than in the first steps (2.3): nothing was learned')
+    """
+
+    def __init__(self) -> None:
+        self._first: list[float] = []
+        self.warning: str | None = None
+        """What is wrong as of the last epoch, if anything is."""
+
+    def see(self, loss: float | None) -> None:
+        """Take the loss of a step."""
+        if loss is not None and len(self._first) < STEPS:
+            self._first.append(loss)
+
+    def judge(self, loss: float | None) -> str | None:
+        """What is wrong with an epoch of this loss."""
+        self.warning = self._find(loss)
+        return self.warning
+
+    def _find(self, loss: float | None) -> str | None:
+        if loss is None or len(self._first) < STEPS:
+            return None
+        first = median(self._first)
+        if loss > FAR_ABOVE * first > 0:
+            return f"the loss is {loss:.4g}, far above that of the first steps ({first:.4g})"
+        if loss > NO_LOWER * first > 0:
+            found = f"the loss is {loss:.4g}, no lower than in the first steps ({first:.4g})"
+            return f"{found}: nothing was learned"
+        return None
+
+    def snapshot(self) -> dict[str, Any]:
+        """What a run that goes on must know."""
+        return {"first": list(self._first)}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave."""
+        self._first = list(saved["first"])

@@ -1,0 +1,42 @@
+"""What all sections of the settings have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+
+class Strict(BaseModel):
+    """Unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    @classmethod
+    def refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        """Python takes true for 1 wherever a number is expected."""
+        kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
+        if bool in kinds or not kinds & {int, float}:
+            return value
+        if isinstance(value, bool):
+            raise ValueError("a number")
+        if isinstance(value, tuple | list) and any(isinstance(item, bool) for item in value):
+            raise ValueError("numbers")
+        return value
+
+
+class Section(Strict):
+    """And true is not the number 1, in any of its fields."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def check_truth(cls, value: Any, info: ValidationInfo) -> Any:
+        return cls.refuse_truth(value, info)
+
+
+def _kinds(annotation: Any) -> Iterator[Any]:
+    """Every type that an annotation names."""
+    yield annotation
+    for inner in get_args(annotation):
+        yield from _kinds(inner)
