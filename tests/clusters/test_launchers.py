@@ -6,15 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-
-from clusters.cluster import AS_ROOT, Cluster
+from support.clusters.cluster import AS_ROOT, Cluster
+from support.clusters.slurm import PMIX
 
 HELLO = """
 import paceline
 world = paceline.init()
 print(f"rank {world.rank} of {world.size} on {world.node}", flush=True)
 """
-PMIX = list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
 
 
 def ranks(text: str) -> list[tuple[str, str, str]]:
@@ -23,11 +22,11 @@ def ranks(text: str) -> list[tuple[str, str, str]]:
 
 
 @pytest.fixture
-def write(request: pytest.FixtureRequest):
+def write():
     """Write the program into a place that all hosts of a cluster see."""
 
     def write(cluster: Cluster) -> Path:
-        path = cluster.folder / f"{request.node.name}.py"
+        path = cluster.new_folder("hello") / "hello.py"
         path.write_text(HELLO)
         return path
 
@@ -69,7 +68,7 @@ def test_plain_mpirun_in_a_shell_of_salloc(slurm: Cluster, write):
 def test_plain_mpirun_in_a_shell_of_qrsh(grid_engine: Cluster, write):
     """Open MPI's wheel knows no Grid Engine: its mpirun stays on the node."""
     argv = ["mpirun", "-n", "2", "paceline", "run", "--", write(grid_engine)]
-    shell = ["qrsh", "-now", "y", "-cwd", "-V", "-pe", "mpi", "4"]
+    shell = ["qrsh", "-now", "n", "-cwd", "-V", "-pe", "mpi", "4"]
     done = grid_engine.run([*shell, *argv], env=AS_ROOT, cwd=grid_engine.folder)
     assert done.returncode == 0, done.stdout + done.stderr
     found = ranks(done.stdout)
@@ -77,7 +76,7 @@ def test_plain_mpirun_in_a_shell_of_qrsh(grid_engine: Cluster, write):
 
 
 def test_a_shell_of_qrsh_has_the_nodes_of_its_job(grid_engine: Cluster, write):
-    shell = ["qrsh", "-now", "y", "-cwd", "-V", "-pe", "mpi", "4"]
+    shell = ["qrsh", "-now", "n", "-cwd", "-V", "-pe", "mpi", "4"]
     argv = ["paceline", "run", "--", write(grid_engine)]
     done = grid_engine.run([*shell, *argv], cwd=grid_engine.folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -94,7 +93,7 @@ def test_more_ranks_than_slots_are_spread_all_the_same(slurm: Cluster, write):
 
 
 def test_a_host_file_names_hosts(ssh_hosts: Cluster, write):
-    file = ssh_hosts.folder / "hosts.txt"
+    file = ssh_hosts.new_folder("hostfile") / "hosts.txt"
     file.write_text("host2 slots=1  # near\nhost3:2\n")
     argv = ["paceline", "run", "--hostfile", file, "--", write(ssh_hosts)]
     done = ssh_hosts.run(argv)
@@ -111,8 +110,7 @@ def test_hosts_that_cannot_be_used_are_all_named_at_once(ssh_hosts: Cluster, wri
 
 
 def test_ranks_see_the_variables_and_the_folder_of_who_started_them(ssh_hosts: Cluster):
-    place = ssh_hosts.folder / "a place with 'quotes'"
-    place.mkdir()
+    place = ssh_hosts.new_folder("a place with 'quotes'")
     (place / "show.py").write_text(
         "import os, sys\nprint(os.environ['MINE'], os.getcwd(), sys.argv[1:], flush=True)\n"
     )

@@ -1,30 +1,22 @@
 """`paceline submit sge` on a real Grid Engine."""
 
-import os
-import signal
-
 import pytest
-
-from clusters.submit_checks import (
+from support.clusters.cluster import HANG_S
+from support.clusters.submit_checks import (
     LINE,
+    LONG,
     Submitting,
     check_array,
     check_ctrl_c_spares_the_job,
     check_exit_code,
-    check_training_over_nodes,
+    ended,
 )
-
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def user(grid_engine, request):
-    yield Submitting(grid_engine, "sge", request.node.name)
+def user(grid_engine):
+    yield Submitting(grid_engine, "sge", "submit")
     grid_engine.run(["qdel", "-u", "root"])
-
-
-def test_the_digits_train_on_two_nodes(user):
-    check_training_over_nodes(user)
 
 
 def test_the_exit_code_of_a_job_is_returned(user):
@@ -57,25 +49,21 @@ def test_ctrl_c_spares_the_job_and_qdel_leaves_nothing(user):
 
 
 def test_a_deleted_job_on_one_node_saves_and_stays_ended(user):
-    words = ("--env", "SLOW_S=0.3", "--wait", "--", *LINE, "--run-dir", "run")
-    process = user.start(*words)
-    try:
+    words = ("--env", "SLOW_S=0.1", "--wait", "--", *LONG, "--run-dir", "run")
+    with ended(user.start(*words)) as process:
         user.wait_for_steps()
         user.cluster.tell("qdel", user.job())
-        out, errors = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        out, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 75, out + errors
     assert list((user.place / "run" / "checkpoints").glob("step-*"))
     assert "back into the queue" not in out
 
 
 def test_a_job_at_its_time_limit_saves_requeues_and_finishes(user):
+    """The warning comes after 20 s: ranks have started by then, on busy cores, too."""
     done = user.submit(
-        *("--nodes", "2", "--time", "60s", "--save-time", "45s", "--env", "SLOW_S=1", "--wait"),
-        *("--", *LINE, "--run-dir", "run"),
-        timeout_s=170,
+        *("--nodes", "2", "--time", "80s", "--save-time", "60s", "--env", "SLOW_AT_FIRST_S=2"),
+        *("--wait", "--", *LINE, "--run-dir", "run"),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "back into the queue, time 1 of at most 10" in done.stdout

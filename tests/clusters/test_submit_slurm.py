@@ -1,31 +1,24 @@
 """`paceline submit slurm` on a real Slurm."""
 
-import os
-import signal
+import re
 
 import pytest
-
-from clusters.cluster import wait_for
-from clusters.submit_checks import (
+from support.clusters.cluster import HANG_S, wait_for
+from support.clusters.submit_checks import (
     LINE,
+    LONG,
     Submitting,
     check_array,
     check_ctrl_c_spares_the_job,
     check_exit_code,
-    check_training_over_nodes,
+    ended,
 )
-
-pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
-def user(slurm, request):
-    yield Submitting(slurm, "slurm", request.node.name)
-    slurm.tell("scancel", "--user=root")
-
-
-def test_the_digits_train_on_two_nodes(user):
-    check_training_over_nodes(user)
+def user(slurm):
+    yield Submitting(slurm, "slurm", "submit")
+    slurm.run(["scancel", "--user=root"])
 
 
 def test_the_exit_code_of_a_job_is_returned(user):
@@ -73,34 +66,33 @@ def test_ctrl_c_spares_the_job_and_scancel_leaves_nothing(user):
 
 
 def test_a_cancelled_job_is_noticed(user):
-    process = user.start("--env", "SLOW_S=0.3", "--wait", "--", *LINE, "--run-dir", "run")
-    try:
+    words = ("--env", "SLOW_S=0.1", "--wait", "--", *LONG, "--run-dir", "run")
+    with ended(user.start(*words)) as process:
         user.wait_for_steps()
         user.cluster.tell("scancel", "--batch", "--signal=TERM", user.job())
-        out, errors = process.communicate(timeout=60)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        out, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 75, errors
     assert "and saved; go on with" in out
     assert "back into the queue" not in out
 
 
 def test_a_job_at_its_time_limit_saves_requeues_and_finishes(user):
+    """Its limit is far away until it trains, and again when it goes on: Slurm looks at limits every
+    30 s, and would warn a job on busy cores before its ranks can save."""
     process = user.start(
-        *("--nodes", "2", "--time", "1m", "--save-time", "15s", "--env", "SLOW_S=2", "--wait"),
-        *("--", *LINE, "--run-dir", "run"),
+        *("--nodes", "2", "--time", "30m", "--save-time", "120s"),
+        *("--env", "SLOW_AT_FIRST_S=2", "--wait", "--", *LINE, "--run-dir", "run"),
     )
-    try:
-        wait_for("the job to be requeued", lambda: "Reason=BeginTime" in _told(user), 100)
-        # Slurm lets a requeued job wait for two minutes. Here not longer than it must: the end of
-        # the first script would count as that of the second.
+    with ended(process):
+        user.wait_for_steps()
+        minutes = int(re.search(r"RunTime=00:(\d\d):", _told(user))[1])
+        _update(user, f"TimeLimit={minutes + 2}")
+        wait_for("the job to be requeued", lambda: "Reason=BeginTime" in _told(user))
+        # The end of the first script would count as that of the second.
         user.check_nothing_is_left()
-        wait_for("the job to run again", lambda: _hurry(user))
-        out, errors = process.communicate(timeout=120)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        # Slurm lets a requeued job wait for two minutes. It may set that time only now.
+        wait_for("the job to run again", lambda: _start(user))
+        out, errors = process.communicate(timeout=HANG_S)
     assert process.returncode == 0, out + errors
     assert "back into the queue, time 1 of at most 10" in out
     assert "resuming" in out
@@ -108,12 +100,17 @@ def test_a_job_at_its_time_limit_saves_requeues_and_finishes(user):
 
 
 def _told(user):
-    job = user.job()
-    return user.cluster.run(["scontrol", "--oneliner", "show", "job", job]).stdout if job else ""
+    return user.cluster.tell("scontrol", "--oneliner", "show", "job", user.job())
 
 
-def _hurry(user):
+def _update(user, *settings):
+    user.cluster.run(["scontrol", "update", f"JobId={user.job()}", *settings])
+
+
+def _start(user):
+    """Whether the requeued job has started, else let it."""
     told = _told(user)
-    if "Restarts=1" in told and "Reason=BeginTime" in told:
-        user.cluster.run(["scontrol", "update", f"JobId={user.job()}", "StartTime=now"])
-    return "Restarts=1" in told and "JobState=RUNNING" in told
+    if "Reason=BeginTime" in told:
+        _update(user, "TimeLimit=30", "StartTime=now")
+        return False
+    return "Restarts=1" in told and "JobState=PENDING" not in told

@@ -6,13 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from letter import MANY, losses, losses_of_gloo, shorten
+from support.clusters.cluster import AS_ROOT, Cluster
+from support.clusters.slurm import PMIX
+from support.letter import MANY, losses, losses_of_gloo, shorten
 
-from clusters.cluster import AS_ROOT, Cluster
-
-pytestmark = pytest.mark.timeout(300)
 PROGRAMS = Path(__file__).parents[1] / "mpi" / "programs"
-PMIX = list(Path("/usr/lib").glob("*/pmix2/lib/libpmix.so"))
 BOTH = """
 import os
 import torch
@@ -62,14 +60,15 @@ def nodes_that_agreed(text: str) -> list[str]:
 def script(request: pytest.FixtureRequest) -> Path:
     """The program, at a place that all hosts of the test's cluster see."""
     kind = next(one for one in ("ssh_hosts", "slurm", "grid_engine") if one in request.fixturenames)
-    path = request.getfixturevalue(kind).folder / "both.py"
+    path = request.getfixturevalue(kind).new_folder("both") / "both.py"
     path.write_text(BOTH)
     return Path(path)
 
 
 def test_the_program_for_one_node_goes_over_two_hosts(ssh_hosts: Cluster, tmp_path: Path):
-    script = shorten(MANY, ssh_hosts.folder)
-    expected = losses_of_gloo(2, tmp_path)
+    script = shorten(MANY, ssh_hosts.new_folder("letter"))
+    # All ranks have the same data; tests/e2e shows that gloo prints the same on several.
+    expected = losses_of_gloo(1, tmp_path)
     assert len(expected) == 2
     for hosts in ("host2:1,host3:1", "host2:2,host3:2"):
         done = ssh_hosts.run(["paceline", "run", "--hosts", hosts, "--threads", "1", "--", script])
@@ -108,7 +107,7 @@ def test_nodes_of_slurm_agree_by_mpi_and_by_gloo(slurm: Cluster, script: Path, w
 
 
 def test_nodes_of_grid_engine_agree_by_mpi_and_by_gloo(grid_engine: Cluster, script: Path):
-    argv = ["qrsh", "-now", "y", "-cwd", "-V", "-pe", "mpi", "4", "paceline", "run", "--", script]
+    argv = ["qrsh", "-now", "n", "-cwd", "-V", "-pe", "mpi", "4", "paceline", "run", "--", script]
     done = grid_engine.run(argv, cwd=grid_engine.folder)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sorted(nodes_that_agreed(done.stdout)) == ["node1", "node1", "node2", "node2"]

@@ -9,19 +9,17 @@ import subprocess
 from typing import Any
 
 import pytest
-
-from clusters.cluster import AS_ROOT, REPOSITORY, Cluster, wait_for
-from clusters.test_launchers import PMIX
+from support.clusters.cluster import AS_ROOT, HANG_S, REPOSITORY, Cluster
+from support.clusters.slurm import PMIX
 
 PROGRAMS = REPOSITORY / "tests" / "mpi" / "programs"
 SCRIPT = PROGRAMS / "torchrun_script.py"
-pytestmark = pytest.mark.timeout(240)
 
 LISTEN = """
 import socket, time
 with socket.create_server(("", 0)) as taken:
     print(taken.getsockname()[1], flush=True)
-    time.sleep(200)
+    time.sleep(3600)
 """
 DRAW = """
 import sys
@@ -56,25 +54,13 @@ def check(said: list[dict[str, Any]], hosts: list[str], address: str) -> None:
     assert len({one["loss"] for one in said}) == 1
 
 
-def wait_until_clean(cluster: Cluster) -> None:
-    hosts = range(len(cluster.names))
-
-    def running() -> list[str]:
-        lines = [line for host in hosts for line in cluster.processes(host).values()]
-        return [line for line in lines if "paceline" in line or "prte" in line]
-
-    wait_for("all processes to end", lambda: not running(), timeout_s=20)
-    memory = [name for host in hosts for name in cluster.shared_memory(host)]
-    assert not [name for name in memory if name.startswith("paceline")]
-
-
 def test_on_other_hosts_than_ours_with_a_port_that_is_free_there(ssh_hosts: Cluster):
     """The first port that is drawn is taken on the host of rank 0: another is."""
     listener = ssh_hosts.start(["python", "-c", LISTEN], host=1)
     taken = listener.stdout.readline().strip()
     argv = ["python", "-c", DRAW, taken, "run", "--hosts", "host2:1,host3:2", "--", SCRIPT]
     try:
-        done = ssh_hosts.run(argv, timeout_s=200)
+        done = ssh_hosts.run(argv)
     finally:
         end(listener)
     said = read(done)
@@ -82,17 +68,17 @@ def test_on_other_hosts_than_ours_with_a_port_that_is_free_there(ssh_hosts: Clus
     assert f"MASTER_PORT {taken} was chosen, and is not to be had on host2" in done.stderr
     assert "starting the ranks again, with another port" in done.stderr
     assert said[0]["port"] != taken
-    wait_until_clean(ssh_hosts)
+    ssh_hosts.check_nothing_is_left()
 
 
 def test_on_this_host_and_another(ssh_hosts: Cluster):
     argv = ["paceline", "run", "--hosts", "host1:1,host2:1", "--", SCRIPT]
-    done = ssh_hosts.run(argv, timeout_s=200)
+    done = ssh_hosts.run(argv)
     check(read(done), ["host1", "host2"], ssh_hosts.addresses[0])
     assert done.stderr == ""
-    failed = ssh_hosts.run([*argv, "fail"], timeout_s=200)
+    failed = ssh_hosts.run([*argv, "fail"])
     assert failed.returncode == 7, failed.stderr
-    wait_until_clean(ssh_hosts)
+    ssh_hosts.check_nothing_is_left()
 
 
 def test_a_loopback_address_for_several_hosts_is_refused(ssh_hosts: Cluster):
@@ -106,9 +92,9 @@ def test_a_loopback_address_for_several_hosts_is_refused(ssh_hosts: Cluster):
 def test_in_a_job_of_slurm(slurm: Cluster):
     """From a login host: rank 0 is on neither side of what the launcher can hold."""
     argv = ["salloc", "-N2", "-n2", "-Q", "paceline", "run", "--", SCRIPT]
-    said = read(slurm.run(argv, timeout_s=200))
+    said = read(slurm.run(argv))
     check(said, ["node1", "node2"], slurm.addresses[slurm.names.index("node1")])
-    wait_until_clean(slurm)
+    slurm.check_nothing_is_left()
 
 
 NO_PMIX = pytest.mark.skipif(not PMIX, reason="Slurm's PMIx plugin needs libpmix.so (libpmix-dev)")
@@ -119,28 +105,18 @@ NO_PMIX = pytest.mark.skipif(not PMIX, reason="Slurm's PMIx plugin needs libpmix
 )
 def test_under_the_launcher_of_a_user_they_meet_by_mpi(slurm: Cluster, launcher):
     """It has told nobody where to meet; so MPI does."""
-    argv = [
-        "salloc",
-        "-N2",
-        "-n2",
-        "-Q",
-        *launcher.split(),
-        "paceline",
-        "run",
-        "--",
-        SCRIPT,
-        "short",
-    ]
-    said = read(slurm.run(argv, timeout_s=200, env=AS_ROOT))
+    allocated = ("salloc", "-N2", "-n2", "-Q", *launcher.split())
+    argv = [*allocated, "paceline", "run", "--", SCRIPT, "short"]
+    said = read(slurm.run(argv, env=AS_ROOT))
     assert [(one["host"], one["mpi"]) for one in said] == [("node1", True), ("node2", True)]
     assert [one["LOCAL_RANK"] for one in said] == ["0", "0"]
     assert said[0]["loss"] == said[1]["loss"]
 
 
 def test_in_a_job_of_grid_engine(grid_engine: Cluster):
-    shell = ["qrsh", "-now", "y", "-cwd", "-V", "-pe", "mpi", "4"]
+    shell = ["qrsh", "-now", "n", "-cwd", "-V", "-pe", "mpi", "4"]
     argv = [*shell, "paceline", "run", "-n", "2", "--", SCRIPT]
-    said = read(grid_engine.run(argv, timeout_s=200, cwd=grid_engine.folder))
+    said = read(grid_engine.run(argv, cwd=grid_engine.folder))
     first = said[0]["host"]
     address = grid_engine.addresses[grid_engine.names.index(first)]
     check(said, [first, {"node1": "node2", "node2": "node1"}[first]], address)
@@ -149,4 +125,4 @@ def test_in_a_job_of_grid_engine(grid_engine: Cluster):
 def end(process: subprocess.Popen[str]) -> None:
     """End what was started on a host; the door it went through ends with it."""
     os.killpg(process.pid, signal.SIGTERM)
-    process.communicate(timeout=30)
+    process.communicate(timeout=HANG_S)

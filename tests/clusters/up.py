@@ -15,10 +15,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from clusters.cluster import HOME, Cluster, login_environment
-from clusters.grid_engine import grid_engine
-from clusters.slurm import slurm
-from clusters.ssh_hosts import ssh_hosts
+from support.clusters.cluster import HOME, Cluster, login_environment
+from support.clusters.grid_engine import grid_engine
+from support.clusters.slurm import slurm
+from support.clusters.ssh_hosts import ssh_hosts
+
 from paceline.errors import PacelineError
 
 CLUSTERS: dict[str, Callable[[], Cluster]] = {

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
-from paceline import JaxModel
 from paceline.data import Batch
 from paceline.frameworks import Replica, make_replica
 from paceline.frameworks.numpy import NumpyReplica
@@ -53,18 +50,22 @@ def torch_replica(momentum=0.9):
 
 
 def jax_replica(momentum=0.9):
+    jax = pytest.importorskip("jax", reason="JAX is not installed")
+    from paceline import JaxModel
+
     def predict(params, inputs):
         return inputs @ params["weight"].T + params["bias"]
 
     def loss_fn(params, inputs, targets):
         scores = jax.nn.log_softmax(predict(params, inputs))
-        return -jnp.take_along_axis(scores, targets[:, None], 1).mean()
+        return -jax.numpy.take_along_axis(scores, targets[:, None], 1).mean()
 
     model = JaxModel(initial(), loss_fn, predict=predict)
     return make_replica(model, None, {"name": "sgd", "lr": 0.1, "momentum": momentum})
 
 
-every_replica = pytest.mark.parametrize("make", [numpy_replica, torch_replica, jax_replica])
+with_jax = pytest.param(jax_replica, marks=pytest.mark.slow)
+every_replica = pytest.mark.parametrize("make", [numpy_replica, torch_replica, with_jax])
 
 
 def batch_of(samples=12, seed=0):
@@ -86,7 +87,7 @@ def test_it_is_a_replica(make):
     assert isinstance(make(), Replica)
 
 
-@pytest.mark.parametrize("make", [torch_replica, jax_replica])
+@pytest.mark.parametrize("make", [torch_replica, with_jax])
 def test_frameworks_agree(make):
     one, other = numpy_replica(), make()
     assert train(one) == pytest.approx(train(other), rel=1e-5)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from contract.rule_courses import random_order, set_out
+from support.rule_courses import random_order, set_out
 
 from paceline.errors import ConfigError
 from paceline.rules import (

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 import pytest
-from contract.world_checks import CHECKS
+from support.world_checks import CHECKS
 
 from paceline.comm import SoloWorld, current_world, run_world, wait_until
 from paceline.errors import WorldError
@@ -51,7 +51,7 @@ def test_a_failing_rank_wakes_all_who_wait(wait):
     began = time.monotonic()
     with pytest.raises(ValueError, match="unwell"):
         run_world(3, program)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert heard == ["rank 2 failed: ValueError: rank two is unwell"] * 2
 
 

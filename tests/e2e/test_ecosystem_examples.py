@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NEEDS = {
     "accelerate_loop.py": ["accelerate"],
@@ -35,7 +37,6 @@ def outcome(request, paceline):
     return request.param, done.stdout
 
 
-@pytest.mark.timeout(300)
 def test_two_ranks_train_one_model_over_mpi(outcome):
     name, told = outcome
     outcomes = sorted(OUTCOME.findall(told))

@@ -1,9 +1,12 @@
 """The figures of docs/mnist.md, on the full MNIST."""
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
-from conftest import FULL_MNIST
+from support.ranks import FULL_MNIST
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,12 +37,30 @@ def test_ten_epochs_on_two_ranks_reach_the_loss_of_the_single_machine(train):
 
 
 def test_two_ranks_need_at_most_0_6_of_the_time_of_one(train):
-    """Best of up to four rounds, interleaved: other work on the machine must not decide it."""
-    best = {"1": float("inf"), "2": float("inf")}
+    """Where other work takes a core meanwhile, 0.6 of what two independent programs would need."""
+    found = []
     for _ in range(4):
-        for ranks in best:
-            outcome = train("-n", ranks, "--threads", "1", "--epochs", "1")
-            best[ranks] = min(best[ranks], outcome["samples"] / outcome["samples_per_s"])
-        if best["2"] <= 0.6 * best["1"]:
+        before = slowdown_of_two()
+        one, two = (seconds_per_epoch(train, ranks) for ranks in ("1", "2"))
+        found.append((two / one, max(before, slowdown_of_two())))
+        if found[-1][0] <= 0.6 * found[-1][1]:
             return
-    pytest.fail(f"one rank {best['1']:.1f} s, two ranks {best['2']:.1f} s per epoch")
+    pytest.fail(f"two ranks to one, and two programs at once to one: {found}")
+
+
+def seconds_per_epoch(train, ranks):
+    outcome = train("-n", ranks, "--threads", "1", "--epochs", "1")
+    return outcome["samples"] / outcome["samples_per_s"]
+
+
+def slowdown_of_two():
+    """How much longer two programs take at once than one alone: 1 where two cores are free."""
+    program = [sys.executable, "-c", "for _ in range(40_000_000): pass"]
+
+    def measure(count):
+        began = time.perf_counter()
+        for process in [subprocess.Popen(program) for _ in range(count)]:
+            process.wait()
+        return time.perf_counter() - began
+
+    return max(1.0, measure(2) / measure(1))

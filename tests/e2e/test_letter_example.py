@@ -6,7 +6,7 @@ import ast
 import difflib
 
 import pytest
-from letter import EXAMPLES, MANY, ONE, losses, losses_of_gloo, shorten
+from support.letter import EXAMPLES, MANY, ONE, losses, losses_of_gloo, shorten
 
 
 def difference() -> list[str]:
@@ -37,11 +37,12 @@ def test_the_page_shows_the_difference_as_it_is():
     assert f"{len(changed('+'))} lines are new, {len(changed('-'))} are gone" in page
 
 
-@pytest.mark.timeout(260)
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_losses_are_those_of_gloo(paceline, tmp_path, ranks):
     gloo = losses_of_gloo(ranks, tmp_path)
-    done = paceline("run", "-n", str(ranks), "--", shorten(MANY, tmp_path), timeout_s=120)
+    done = paceline("run", "-n", str(ranks), "--", shorten(MANY, tmp_path), timeout_s=140)
     assert done.returncode == 0, done.stderr
     assert len(gloo) == 2
     assert losses(done.stdout) == gloo

@@ -1,15 +1,17 @@
 """mpi_learn's two commands, from the model file to the trained model."""
 
 import json
-import subprocess
-import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from conftest import FULL_MNIST, clean_environment
+from support.commands import PACELINE, run_program
+from support.ranks import FULL_MNIST
 
 from paceline.launch.command import Job, render_command
 from paceline.launch.local import find_mpirun, read_machine, shared_memory
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 LISTS = ("data/train_mnist.list", "data/test_mnist.list")
 LOSS = ("--loss", "categorical_crossentropy")
@@ -31,17 +33,13 @@ def read_history(folder, name):
 
 def under_mpirun(ranks, folder, *words):
     """As `mpirun -n 3 paceline ...`: nobody but MPI has started the ranks."""
-    job = Job(ranks, 1, (str(Path(sys.executable).parent / "paceline"), *words))
+    job = Job(ranks, 1, (PACELINE, *words))
     argv, extra = render_command(job, find_mpirun(), read_machine())
     with shared_memory(find_mpirun()) as place:
         given = {k: v for k, v in (place | extra).items() if not k.startswith("PACELINE_")}
-        env = clean_environment(**given)
-        return subprocess.run(
-            argv, env=env, cwd=folder, capture_output=True, text=True, timeout=140
-        )
+        return run_program(argv, folder, 140, **given)
 
 
-@pytest.mark.timeout(300)  # of a busy machine; three ranks begin twice
 def test_pytorch_and_going_on(paceline, tmp_path):
     write_data(paceline, tmp_path, "--from", "digits", files=10, kept=3)
     assert paceline("mpi-learn", "build", "mnist_pytorch").returncode == 0
@@ -60,6 +58,7 @@ def test_pytorch_and_going_on(paceline, tmp_path):
     assert len(read_history(tmp_path, "mnist_pytorch_arch")["val_acc"]) == 3
 
 
+@pytest.mark.skipif(find_spec("keras") is None, reason="needs: pip install keras")
 def test_keras(paceline, tmp_path):
     write_data(paceline, tmp_path, "--from", "digits", files=10, kept=2)
     assert paceline("mpi-learn", "build", "mnist").returncode == 0
@@ -69,11 +68,14 @@ def test_keras(paceline, tmp_path):
     assert read_history(tmp_path, "mnist_arch")["val_acc"][-1] > 0.6
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.skipif(FULL_MNIST is None, reason="set PACELINE_DATA to the full MNIST")
 @pytest.mark.parametrize(("model", "flag"), [("mnist", "--tf"), ("mnist_pytorch", "--torch")])
 def test_both_commands_on_the_full_set(paceline, tmp_path, model, flag):
+    if flag == "--tf":
+        pytest.importorskip("keras")
+        if find_spec("tensorflow") is None:
+            pytest.skip("needs: pip install tensorflow")
     write_data(paceline, tmp_path, "--data-dir", FULL_MNIST)
     assert paceline("mpi-learn", "build", model).returncode == 0
     name = {"mnist": "mnist_arch.json", "mnist_pytorch": "mnist_pytorch_arch.torch"}[model]

@@ -1,17 +1,15 @@
-"""Jobs that save and stop, that are started again, and whose names are odd."""
+"""Jobs that save and stop, that are started again, and whose names are odd.
+
+When and how often a job is started again is in tests/unit/launch/test_restarts.py.
+"""
 
 import json
 import re
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
-
-pytestmark = pytest.mark.timeout(90)
+from support.commands import PACELINE, started
 
 ODD = "it's \"a $(touch x) `touch y` \n dir; * \\n é"
 
@@ -31,19 +29,27 @@ def write(folder: Path, code: str) -> str:
     return "program.py"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_job_is_started_again_until_it_succeeds(paceline, tmp_path, ranks):
+@pytest.mark.parametrize(
+    ("ranks", "failures"),
+    [
+        (2, 1),
+        pytest.param(1, 2, marks=pytest.mark.slow),
+        pytest.param(2, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_job_is_started_again_until_it_succeeds(paceline, tmp_path, ranks, failures):
     name = write(tmp_path, FAIL_UNTIL)
-    done = paceline("run", "-n", ranks, "--restarts", "3", "--", name, "2")
+    done = paceline("run", "-n", ranks, "--restarts", "3", "--", name, failures)
     assert done.returncode == 0, done.stderr
-    said = [f"restart {restart} on {rank}" for restart in range(3) for rank in range(ranks)]
+    times = range(failures + 1)
+    said = [f"restart {restart} on {rank}" for restart in times for rank in range(ranks)]
     assert sorted(done.stdout.splitlines()) == said
     assert re.findall("paceline: the job failed.*", done.stderr) == [
-        "paceline: the job failed with code 1; restart 1 of 3",
-        "paceline: the job failed with code 1; restart 2 of 3",
+        f"paceline: the job failed with code 1; restart {restart} of 3" for restart in times[1:]
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_after_the_last_restart_the_failure_comes_back(paceline, tmp_path, ranks):
     name = write(tmp_path, "import os, sys; sys.exit(4 + int(os.environ['PACELINE_RESTART']))")
@@ -78,57 +84,48 @@ def test_a_lone_rank_that_was_killed_is_started_again(paceline, tmp_path):
     )
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("code", [2, 75])
+@pytest.mark.parametrize(
+    ("ranks", "code"),
+    [(2, 75), (1, 2), *(pytest.param(*x, marks=pytest.mark.slow) for x in ((1, 75), (2, 2)))],
+)
 def test_what_would_be_no_different_is_not_started_again(paceline, tmp_path, ranks, code):
     name = write(tmp_path, f"import sys, paceline; paceline.init().barrier(); sys.exit({code})")
     done = paceline("run", "-n", ranks, "--restarts", "1", "--", name)
     assert done.returncode == code
     assert "restart" not in done.stderr
-
-
-def test_ranks_that_saved_and_stopped_make_no_noise(paceline, tmp_path):
-    name = write(tmp_path, "import sys, paceline; paceline.init().barrier(); sys.exit(75)")
-    done = paceline("run", "-n", "3", "--", name)
-    assert (done.returncode, done.stdout, done.stderr) == (75, "", "")
-
-
-def begin(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [str(Path(sys.executable).parent / "paceline"), *arguments],
-        cwd=folder,
-        env=clean_environment(),
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    if code == 75:  # ranks that saved and stopped make no noise
+        assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_job_that_was_interrupted_is_not_started_again(tmp_path):
-    name = write(tmp_path, "import os, time; os.write(1, b'up\\n'); time.sleep(60)")
-    job = begin(tmp_path, "run", "-n", "1", "--restarts", "2", "--", name)
-    assert job.stdout.readline() == "up\n"
-    job.send_signal(signal.SIGINT)
-    _, errors = job.communicate(timeout=20)
-    assert job.returncode == 130
+    name = write(tmp_path, "import os, time; os.write(1, b'up\\n'); time.sleep(3600)")
+    words = ("run", "-n", "1", "--restarts", "2", "--", name)
+    with started([PACELINE, *words], tmp_path) as job:
+        assert job.stdout.readline() == "up\n"
+        job.send_signal(signal.SIGINT)
+        out, errors = job.communicate(timeout=90)
+    assert (job.returncode, out) == (130, "")
     assert "paceline: interrupted; all ranks were ended" in errors
     assert "restart 1" not in errors
 
 
+@pytest.mark.slow
 def test_an_interrupt_in_the_pause_before_a_restart_ends_it(tmp_path):
-    name = write(tmp_path, "import os; os._exit(3)")
-    job = begin(tmp_path, "run", "-n", "1", "--restarts", "9", "--", name)
-    while "restart 4 of 9" not in job.stderr.readline():
-        assert job.poll() is None
-    began = time.monotonic()  # of a pause of 8 s
-    job.send_signal(signal.SIGINT)
-    _, errors = job.communicate(timeout=20)
+    name = write(tmp_path, "import os; os.write(1, b'up\\n'); os._exit(3)")
+    words = ("run", "-n", "1", "--restarts", "9", "--", name)
+    with started([PACELINE, *words], tmp_path) as job:
+        while "restart 4 of 9" not in job.stderr.readline():
+            assert job.poll() is None
+        job.send_signal(signal.SIGINT)  # in a pause of 8 s, which has just begun
+        out, errors = job.communicate(timeout=90)
     assert (job.returncode, errors) == (130, "paceline: interrupted\n")
-    assert time.monotonic() - began < 5
+    assert out == "up\n" * 4, "it was not started again"
 
 
-@pytest.mark.parametrize("restarts", [0, 1])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "restarts"),
+    [(2, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((1, 0), (1, 1), (2, 0)))],
+)
 def test_odd_names_and_arguments_arrive_as_they_are(paceline, tmp_path, ranks, restarts):
     folder = tmp_path / ODD
     write(
@@ -148,9 +145,3 @@ def test_odd_names_and_arguments_arrive_as_they_are(paceline, tmp_path, ranks, r
         assert said == [[script, ODD, out, "", "--", "-n 3"], script, str(folder), ODD]
     names = ["out0", "out1"][:ranks]
     assert sorted(path.name for path in folder.iterdir()) == [*names, "program.py"]
-
-
-def test_a_negative_number_of_restarts_is_an_error(paceline, tmp_path):
-    done = paceline("run", "-n", "1", "--restarts", "-1", "--", write(tmp_path, ""))
-    assert done.returncode == 2
-    assert "'-1' is not a number of 0 or more" in done.stderr

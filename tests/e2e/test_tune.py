@@ -1,34 +1,38 @@
-"""`paceline tune`: how many processes?"""
+"""`paceline tune`: how many processes?
+
+What is refused before a trial is in tests/unit/cli.
+"""
 
 import json
 import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
-from conftest import clean_environment
+from support.commands import PACELINE, started, wait_for
+
+from paceline.launch.cores import available_cores
 
 pytestmark = pytest.mark.timeout(300)
 
 UNEVEN = """
-import random, time, torch, paceline
+import time, torch, paceline
 world = paceline.init()
-draw = random.Random(world.rank)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+step = 0
 with paceline.keep_pace(model, optimizer):
-    while True:
-        words = draw.randint(1, 20)  # a sentence, and serial work on each of its words
-        time.sleep(0.003 * words)
+    while True:  # in every step one rank has a long sentence, and serial work on each of its words
+        words = 10 if step % world.size == world.rank else 1
+        time.sleep(0.02 * words)
         optimizer.zero_grad()
-        model(torch.ones(words, 8)).mean().backward()
+        model(torch.ones(4, 8)).mean().backward()
         optimizer.step()
+        step += 1
 """
+"""So a step takes 0.2 s on any number of ranks, and twice as many have twice the rate."""
 
 LINE = """
 import time
@@ -93,38 +97,47 @@ def rows(text):
     return {(int(r), int(t)): float(rate.replace(",", "")) for r, t, rate in found}
 
 
-def test_train_is_measured_and_the_command_it_names_runs(tune, paceline, script, tmp_path):
+def test_train_is_measured_and_a_command_is_named(tune, script, tmp_path):
     files = ("--json", "tune.json", "--plot", "tune.svg")
     model = (f"{script(NUMBERS)}:build", "digits")
     # So slow that no trial comes to the end of an epoch, where batches are smaller.
-    done = tune("--ranks", "1,2", "--seconds", "3", *files, "--", "train", *model, SLOW_S="0.05")
+    done = tune("--ranks", "1,2", "--seconds", "1", *files, "--", "train", *model, SLOW_S="0.1")
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("tune: trial") == 2
-    assert set(rows(done.stdout)) <= {(1, 2), (1, 1), (2, 1)}
-    assert len(rows(done.stdout)) == 2
+    cores = available_cores()
+    assert set(rows(done.stdout)) == {(1, cores), (2, max(1, cores // 2))}
     assert done.stdout.count("<- best") == 1
     assert not (tmp_path / "runs").exists()
     found = json.loads((tmp_path / "tune.json").read_text())
     assert [trial["estimate"]["unit"] for trial in found["trials"]] == ["samples"] * 2
     by_ranks = {trial["setting"]["ranks"]: trial["estimate"] for trial in found["trials"]}
     assert {ranks: one["batch"] for ranks, one in by_ranks.items()} == {1: 64, 2: 128}
-    assert all(one["rank_bytes"] > 50e6 for one in by_ranks.values())
+    assert all(one["rank_bytes"] > 20e6 for one in by_ranks.values())
     assert by_ranks[1]["waiting"] == 0 < by_ranks[2]["waiting"] < 1
     assert (tmp_path / "tune.svg").read_bytes().startswith(b"<?xml")
     words = shlex.split(re.search(r"^use: (.*)$", done.stdout, re.MULTILINE)[1])
     assert words[:4] == ["paceline", "train", *model]
+
+
+@pytest.mark.slow
+def test_the_command_it_names_runs(tune, paceline, script):
+    model = (f"{script(NUMBERS)}:build", "digits")
+    done = tune("--ranks", "1,2", "--seconds", "1", "--", "train", *model)
+    words = shlex.split(re.search(r"^use: (.*)$", done.stdout, re.MULTILINE)[1])
     used = paceline(*words[1:], "--epochs", "1", "--run-dir", "run", timeout_s=200)
     assert used.returncode == 0, used.stderr
 
 
-def test_uneven_examples_are_quicker_on_more_ranks_than_cores(tune, script):
-    done = tune("--ranks", "2,4", "--seconds", "4", "--", "run", "--", script(UNEVEN))
+@pytest.mark.slow
+def test_where_examples_are_uneven_more_ranks_than_cores_are_named(tune, script):
+    done = tune("--ranks", "2,4", "--seconds", "6", "--all", "--", "run", "--", script(UNEVEN))
     assert done.returncode == 0, done.stderr
     found = {ranks: rate for (ranks, _), rate in rows(done.stdout).items()}
-    assert found[4] > 1.2 * found[2]
+    assert found[4] > 1.2 * found[2], "it would be twice as much on an idle machine"
     assert re.search(r"use: paceline run -n 4 --threads \d+ -- program.py", done.stdout)
 
 
+@pytest.mark.slow
 def test_a_script_that_tells_no_steps_is_timed_to_its_end(tune, script):
     code = "import time, os\ntime.sleep(4 / int(os.environ['PACELINE_RANKS']))"
     done = tune("--ranks", "1,2", "--seconds", "1", "--", "run", "--", script(code))
@@ -134,6 +147,7 @@ def test_a_script_that_tells_no_steps_is_timed_to_its_end(tune, script):
     assert len(rows(done.stdout)) == 2
 
 
+@pytest.mark.slow
 def test_a_setting_that_fails_is_shown_and_the_others_go_on(tune, script):
     code = "import os\nif os.environ['PACELINE_RANKS'] == '2': raise RuntimeError('not with two')\n"
     done = tune("--ranks", "1,2", "--seconds", "1", "--", "run", "--", script(code))
@@ -142,10 +156,8 @@ def test_a_setting_that_fails_is_shown_and_the_others_go_on(tune, script):
     assert "use: paceline run -n 1" in done.stdout
 
 
+@pytest.mark.slow
 def test_if_all_fail_the_error_of_the_first_is_told(tune):
-    done = tune("--seconds", "1", "--", "train", "mnist", "--epochs", "many")
-    assert done.returncode == 2
-    assert "argument --epochs" in done.stderr
     done = tune("--seconds", "1", "--", "train", "mnist", "--set", "ruler=bsp")
     assert done.returncode == 1
     assert "ConfigError: ruler is not a setting" in done.stderr
@@ -154,38 +166,25 @@ def test_if_all_fail_the_error_of_the_first_is_told(tune):
     assert done.stdout == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_ends_the_trial_and_prints_what_is_known(tmp_path, script, number, code):
     place = tmp_path / "temporary"
     place.mkdir()
-    command = [str(Path(sys.executable).parent / "paceline"), "tune", "--ranks", "2"]
-    child = subprocess.Popen(
-        [*command, "--seconds", "300", "--", "run", "--", script(LINE), "marked-by-the-test"],
-        cwd=tmp_path,
-        env=clean_environment(TMPDIR=str(place)),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        await_steps(place)
+    words = ("tune", "--ranks", "2", "--seconds", "300", "--", "run", "--", script(LINE))
+    with started([PACELINE, *words], tmp_path, TMPDIR=str(place)) as job:
+        wait_for(lambda: has_told_of_a_step(place), job)
         assert ranks_of(tmp_path), "the ranks are found by their folder"
-        child.send_signal(number)
-        out, err = child.communicate(timeout=60)
-    finally:
-        child.kill()
-        child.wait()
-    assert child.returncode == code, err
-    assert re.search(r"^ +2 +1 .*interrupted$", out, re.MULTILINE)
+        job.send_signal(number)
+        out, err = job.communicate(timeout=90)
+    assert job.returncode == code, err
+    assert re.search(r"^ +2 +\d+ .*interrupted$", out, re.MULTILINE)
     assert [path.name for path in place.iterdir() if "tune" in path.name] == []
     assert ranks_of(tmp_path) == []
 
 
-def await_steps(place, timeout_s=120):
-    end = time.monotonic() + timeout_s
-    while not any(path.stat().st_size for path in place.glob("paceline-tune-*/rank-*.jsonl")):
-        assert time.monotonic() < end, "no rank has told of a step"
-        time.sleep(0.1)
+def has_told_of_a_step(place):
+    return any(path.stat().st_size for path in place.glob("paceline-tune-*/rank-*.jsonl"))
 
 
 def ranks_of(folder):
@@ -198,13 +197,3 @@ def ranks_of(folder):
         except OSError:
             continue
     return found
-
-
-def test_what_cannot_be_tried_is_refused(tune):
-    done = tune("--", "bench")
-    assert done.returncode == 1
-    assert "paceline tune -- train mnist" in done.stderr
-    done = tune("--ranks", "0", "--", "train", "mnist")
-    assert done.returncode == 2
-    done = tune("--plot", "tune.txt", "--", "train", "mnist")
-    assert "must end in one of" in done.stderr

@@ -1,56 +1,56 @@
 """Every framework by every rule on one tiny problem, under 2 real ranks."""
 
-import json
-import re
-import sys
-from pathlib import Path
+from importlib.util import find_spec
 
 import pytest
+from support import tiny_problem as tiny
 
-sys.path.append(str(Path(__file__).parent / "programs"))
-import tiny_problem as tiny
 
-FRAMEWORKS = ("torch", "jax", "pytensor")
+def slow(framework):
+    """One that takes long to import and to compile, and need not be installed."""
+    missing = find_spec(framework) is None
+    skip = pytest.mark.skipif(missing, reason=f"{framework} is not installed")
+    return pytest.param(framework, marks=[pytest.mark.slow, skip])
 
-pytestmark = pytest.mark.timeout(320)  # half a minute, unless others are busy on the machine
+
+OTHERS = ["torch", slow("jax"), slow("pytensor")]
+"""Those that are compared with numpy."""
+
+
+def train(resident, folder, framework, rule):
+    outcome = resident(2, "frameworks:train", folder, framework, rule)
+    assert outcome["equal"]
+    return outcome
 
 
 @pytest.fixture(scope="module")
-def starts():
-    """What the one start has printed."""
-    return []
+def in_numpy(resident, tmp_path_factory):
+    """The course that a rule takes in numpy."""
+    found = {}
 
+    def course(rule):
+        if rule not in found:
+            found[rule] = train(resident, tmp_path_factory.mktemp("numpy"), "numpy", rule)
+        return found[rule]
 
-@pytest.fixture
-def outcomes(mpirun, starts, tmp_path):
-    """By framework and rule; all of them train in one start."""
-    if not starts:
-        starts.append(None)  # a start that hangs must not be tried again by every test
-        starts[0] = mpirun(2, "frameworks.py", tmp_path, timeout_s=300)
-    done = starts[0]
-    assert done is not None, "the start took too long"
-    assert done.returncode == 0, done.stderr
-    found = [json.loads(text) for text in re.findall(r"OUTCOME (.*)", done.stdout)]
-    return {(framework, rule): outcome for framework, rule, outcome in found}
-
-
-def test_every_framework_trains_by_every_rule(outcomes):
-    assert set(outcomes) == {(f, rule) for f in ("numpy", *FRAMEWORKS) for rule in tiny.RULES}
-    assert all(outcome["equal"] for outcome in outcomes.values()), outcomes
+    return course
 
 
 @pytest.mark.parametrize("rule", tiny.SYNCHRONOUS)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_a_synchronous_rule_takes_the_course_that_it_takes_in_numpy(outcomes, framework, rule):
+@pytest.mark.parametrize("framework", OTHERS)
+def test_a_synchronous_rule_takes_the_course_that_it_takes_in_numpy(
+    resident, in_numpy, tmp_path, framework, rule
+):
     """Single precision: rounding grows over 50 steps with momentum, to far less than 1e-4."""
-    found, expected = outcomes[framework, rule], outcomes["numpy", rule]
+    found, expected = train(resident, tmp_path, framework, rule), in_numpy(rule)
     for figures in ("losses", "val_losses"):
         assert len(found[figures]) == tiny.EPOCHS
         assert found[figures] == pytest.approx(expected[figures], rel=1e-4)
 
 
 @pytest.mark.parametrize("rule", tiny.FREE)
-@pytest.mark.parametrize("framework", ["numpy", *FRAMEWORKS])
-def test_a_free_rule_arrives(outcomes, framework, rule):
-    """From a loss of 1.3; the synchronous ones come to 0.3."""
-    assert outcomes[framework, rule]["val_losses"][-1] < 0.5
+@pytest.mark.parametrize("framework", ["numpy", *OTHERS])
+def test_a_free_rule_arrives(resident, tmp_path, framework, rule):
+    """From a loss of 1.3. They come to 0.3, as the synchronous ones; gossip to 0.6 where one rank
+    has made all steps but a few."""
+    assert train(resident, tmp_path, framework, rule)["val_losses"][-1] < 0.8

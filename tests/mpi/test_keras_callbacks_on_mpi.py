@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 NEEDED = ("keras", "torch", "tensorflow", "h5py")  # TensorBoard writes with TensorFlow
 

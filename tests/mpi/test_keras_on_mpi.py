@@ -2,15 +2,12 @@
 
 import json
 import re
-import sys
-from pathlib import Path
+from importlib.util import find_spec
 
 import pytest
+from support import tiny_problem as tiny
 
 from paceline.comm.threads import run_world
-
-sys.path.append(str(Path(__file__).parent / "programs"))
-import tiny_problem as tiny
 
 BACKENDS = ("torch", "jax", "tensorflow")
 SLOW_S = 300
@@ -31,9 +28,13 @@ def by_numpy(tmp_path_factory):
     return run_world(2, program)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(SLOW_S)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_keras_by_every_rule(backend, mpirun, by_numpy, tmp_path):
+    missing = [name for name in ("keras", backend) if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"needs {' and '.join(missing)}")
     quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "KERAS_BACKEND": backend}
     quick |= {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled")}
     quick |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

@@ -10,15 +10,16 @@ import uuid
 from pathlib import Path
 
 import pytest
-from test_launch_local import KIND, launch, living, wait_until_gone
+from support.launching import HANG_S, KIND, launch, living, wait_until_gone
 
 from paceline.launch.local import remove_stale_memory
 
 pytestmark = [
-    pytest.mark.timeout(60),
+    pytest.mark.timeout(150),
     pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc on this system"),
 ]
 HYDRA = KIND in ("mpich", "intel")
+slow = pytest.mark.slow
 SAVING_LINE = "paceline: saving and stopping (again to stop at once)\n"
 
 # A line is one write: ranks under Hydra share a pipe, and print() may write a line in two pieces.
@@ -38,7 +39,8 @@ while not asked or "deaf" in sys.argv:
     time.sleep(0.02)
 if "slow" in sys.argv:
     os.write(1, b"saving\\n")
-    time.sleep(2)
+    while not Path(sys.argv[-1]).exists():
+        time.sleep(0.02)
 time.sleep(0.3)
 os.write(1, b"asked %d\\n" % sum(asked))
 MPI.Finalize()
@@ -75,13 +77,13 @@ class Running:
 
     def __init__(self, program: str, *args: str, **env: str) -> None:
         self.marker = f"marker-{uuid.uuid4().hex}"
-        self.before = segments()
         self.launcher = launch(program, self.marker, *args, **env)
 
     def wait_until_up(self) -> None:
         lines = [self.launcher.stdout.readline().split() for _ in range(2)]
         assert [line[0] for line in lines] == ["up", "up"]
         self.pids = {int(line[1]): int(line[2]) for line in lines if len(line) > 1}
+        self.mapped = set().union(*map(mapped_by, living(self.marker)))
 
     @property
     def mpirun(self) -> int:
@@ -90,21 +92,21 @@ class Running:
         (mpirun,) = (c for c in children if "undertaker" not in command_of(c))
         return int(mpirun)
 
-    def end(self, timeout_s: float = 10) -> tuple[int, str, str]:
-        out, err = self.launcher.communicate(timeout=timeout_s)
+    def end(self) -> tuple[int, str, str]:
+        out, err = self.launcher.communicate(timeout=HANG_S)
         return self.launcher.returncode, out, err
 
-    def left(self, seconds: float = 0.5) -> list[str]:
-        """Processes and shared memory that are still there after so many seconds."""
-        end = time.monotonic() + seconds
+    def left(self) -> list[str]:
+        """Processes and shared memory that do not go; the limit is for a hang."""
+        end = time.monotonic() + HANG_S
         while (found := self._left()) and time.monotonic() < end:
             time.sleep(0.02)
         return found
 
     def _left(self) -> list[str]:
         folders = Path("/dev/shm").glob(f"paceline-{self.launcher.pid}-*")
-        new = segments() - self.before if HYDRA else set()
-        return [*living(self.marker), *map(str, folders), *map(str, new)]
+        files = [path for path in self.mapped if Path(path).exists()]
+        return [*living(self.marker), *map(str, folders), *files]
 
 
 @pytest.fixture
@@ -120,11 +122,13 @@ def start():
     yield run
     for job in jobs:
         job.launcher.kill()
-        job.launcher.communicate(timeout=10)
+        job.launcher.communicate(timeout=HANG_S)
 
 
-def segments() -> set[Path]:
-    return set(Path("/dev/shm").glob("mpich_shm_*"))
+def mapped_by(pid: str) -> set[str]:
+    """The files of the shared memory that a process maps."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {line.split()[5] for line in lines if " /dev/shm/" in line}
 
 
 def command_of(pid: str) -> str:
@@ -133,7 +137,13 @@ def command_of(pid: str) -> str:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [("INT", 130), ("TERM", 75), ("HUP", 75), ("USR1", 75), ("USR2", 75)],
+    [
+        ("INT", 130),
+        ("TERM", 75),
+        pytest.param("HUP", 75, marks=slow),
+        pytest.param("USR1", 75, marks=slow),
+        pytest.param("USR2", 75, marks=slow),
+    ],
 )
 def test_ranks_that_can_save_are_asked_to_once(start, number, code):
     job = start(SAVING)
@@ -142,12 +152,15 @@ def test_ranks_that_can_save_are_asked_to_once(start, number, code):
     assert job.left() == []
 
 
-def test_a_scheduler_that_warns_and_then_ends_does_not_cut_the_saving_short(start):
-    job = start(SAVING, "slow")
+def test_a_scheduler_that_warns_and_then_ends_does_not_cut_the_saving_short(start, tmp_path):
+    saved = tmp_path / "saved"
+    job = start(SAVING, "slow", str(saved))
     job.launcher.send_signal(signal.SIGUSR2)
     assert [job.launcher.stdout.readline() for _ in range(2)] == ["saving\n"] * 2
     job.launcher.send_signal(signal.SIGTERM)
-    assert job.end() == (75, f"asked {signal.SIGUSR1:d}\n" * 2, SAVING_LINE * 2)
+    assert [job.launcher.stderr.readline() for _ in range(2)] == [SAVING_LINE] * 2
+    saved.touch()
+    assert job.end() == (75, f"asked {signal.SIGUSR1:d}\n" * 2, "")
 
 
 def test_a_second_interrupt_ends_ranks_that_save_at_once(start):
@@ -159,7 +172,7 @@ def test_a_second_interrupt_ends_ranks_that_save_at_once(start):
     assert job.left() == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=slow)])
 def test_user_signals_reach_ranks_that_cannot_save_as_they_are(start, number):
     if HYDRA and number == signal.SIGUSR2:
         pytest.skip("Hydra would end by a SIGUSR2")
@@ -177,7 +190,7 @@ def test_a_sigusr2_that_hydra_cannot_pass_on_is_dropped(start):
     assert job.end() == (0, f"heard {signal.SIGUSR1:d}\n" * 2, "")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=slow), 1])
 def test_a_killed_rank_is_told_in_one_message(start, rank):
     job = start(WAITING)
     time.sleep(1.2 if HYDRA else 0)  # Hydra names no rank: the launcher looks once a second
@@ -191,6 +204,7 @@ def test_a_killed_rank_is_told_in_one_message(start, rank):
     assert job.left() == []
 
 
+@slow
 def test_raw_shows_what_mpirun_says_of_a_killed_rank(start):
     job = start(WAITING, PACELINE_RAW="1")
     subprocess.run(["kill", "-9", str(job.pids[1])], check=True)
@@ -216,8 +230,8 @@ def test_a_killed_mpirun_is_told_in_one_message(start):
 def test_nothing_outlives_a_launcher_that_was_killed(start):
     job = start(WAITING)
     job.launcher.kill()
-    job.launcher.communicate(timeout=10)
-    assert job.left(seconds=10) == []
+    job.launcher.communicate(timeout=HANG_S)
+    assert job.left() == []
 
 
 def test_folders_of_launchers_whom_nobody_cleared_up_after_go_later():
@@ -245,4 +259,4 @@ def test_the_undertaker_of_a_launcher_that_ends_touches_nothing(tmp_path):
     finally:
         sleeper.kill()
         sleeper.wait()
-    assert wait_until_gone(marker, seconds=5) == []
+    assert wait_until_gone(marker) == []

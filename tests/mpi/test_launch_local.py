@@ -1,5 +1,6 @@
 """Ranks started by the real mpirun of this environment."""
 
+import json
 import os
 import signal
 import socket
@@ -7,30 +8,32 @@ import subprocess
 import sys
 import time
 import uuid
-from pathlib import Path
 
 import pytest
+from support.launching import HANG_S, KIND, launch, wait_until_gone
 
-from paceline.errors import LaunchError
-from paceline.launch.local import find_mpirun
+from paceline.launch.command import Job, Mpirun, render_command
+from paceline.launch.local import find_mpirun, read_machine
 
-try:
-    KIND = find_mpirun().kind
-except LaunchError as error:
-    pytest.skip(f"no mpirun: {error}", allow_module_level=True)
+slow = pytest.mark.slow
 
-LAUNCH = """
-import sys
-from paceline.launch.command import Job
-from paceline.launch.local import start
-sys.exit(start(Job(int(sys.argv[1]), 1, (sys.executable, *sys.argv[2:]))))
-"""
 HELLO = """
-import os
+import json, os, sys
+from pathlib import Path
 from mpi4py import MPI
 world = MPI.COMM_WORLD
-asked = os.environ["PACELINE_RANKS"]
-print(f"rank {world.rank} of {world.size} asked {asked}\\n", end="", flush=True)
+world.Barrier()
+own = {str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/self/net/{kind}")]
+found = {
+    "rank": world.rank,
+    "size": world.size,
+    "asked": os.environ["PACELINE_RANKS"],
+    "stdin": sys.stdin.read(),
+    "listens": [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own],
+}
+os.write(1, json.dumps(found).encode() + b"\\n")
+world.Barrier()
 """
 EXIT_3 = """
 import sys
@@ -47,7 +50,6 @@ if MPI.COMM_WORLD.rank == 1:
 MPI.COMM_WORLD.Barrier()
 """
 SILENT_ABORT = "from mpi4py import MPI; MPI.COMM_WORLD.Abort(5)"
-READ_STDIN = "import sys; from mpi4py import MPI; print(repr(sys.stdin.read()), flush=True)"
 WAIT = """
 import os, signal, sys, time
 from mpi4py import MPI
@@ -75,17 +77,17 @@ sleeper = [sys.executable, "-c", "import time; time.sleep(100)", sys.argv[1]]
 subprocess.Popen(sleeper, process_group=0)
 sys.exit(4)
 """
-
-
-def launch(program: str, *args: str, ranks: int = 2, **env: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, str(ranks), "-c", program, *args],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **env},
-    )
+SAME_NUMBER = """#!/bin/sh
+mkdir "$TMPDIR/ompi.$$"
+touch "$TMPDIR/ompi.$$/pmix.{1}.tool"
+exec {0} "$@"
+"""
+LAUNCH_BY = """
+import sys
+from paceline.launch.command import Job, Mpirun
+from paceline.launch.local import start_ranks
+sys.exit(start_ranks(Job(1, 1, tuple(sys.argv[3:])), launcher=Mpirun(*sys.argv[1:3])).code)
+"""
 
 
 def run_directly(program: str) -> tuple[subprocess.Popen[str], str]:
@@ -99,29 +101,8 @@ def run_directly(program: str) -> tuple[subprocess.Popen[str], str]:
 
 def run(program: str, ranks: int = 2, **env: str) -> tuple[int, str, str]:
     process = launch(program, ranks=ranks, **env)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=HANG_S)
     return process.returncode, out, err
-
-
-def living(marker: str) -> list[str]:
-    """The processes whose command line holds the marker, those that only wait to be reaped not."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (entry / "cmdline").read_bytes()
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue
-        if marker.encode() in command and state != "Z":
-            found.append(entry.name)
-    return found
-
-
-def wait_until_gone(marker: str, seconds: float) -> list[str]:
-    end = time.monotonic() + seconds
-    while (left := living(marker)) and time.monotonic() < end:
-        time.sleep(0.02)
-    return left
 
 
 def waiting(*args: str) -> tuple[subprocess.Popen[str], str]:
@@ -136,41 +117,30 @@ def waiting(*args: str) -> tuple[subprocess.Popen[str], str]:
 @pytest.mark.skipif(KIND != "openmpi", reason="a habit of Open MPI")
 def test_what_a_killed_mpirun_left_stops_no_other_of_its_process_number(tmp_path):
     """The files of one that was killed are named by its number, and numbers come again."""
-    last = subprocess.Popen(["true"])
-    last.wait()
-    for pid in range(last.pid + 1, last.pid + 500):
-        (tmp_path / f"ompi.{pid}").mkdir()
-        (tmp_path / f"ompi.{pid}" / f"pmix.{socket.gethostname()}.tool").touch()
-    code, _, err = run(HELLO, ranks=1, TMPDIR=str(tmp_path))
-    assert (code, err) == (0, "")
+    again = tmp_path / "mpirun"
+    again.write_text(SAME_NUMBER.format(find_mpirun().path, socket.gethostname()))
+    again.chmod(0o755)
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    hello = [sys.executable, "-c", HELLO]
+    argv, extra = render_command(Job(1, 1, tuple(hello)), Mpirun(str(again), KIND), read_machine())
+    bare = subprocess.run(argv, env=env | extra, capture_output=True, timeout=HANG_S)
+    assert bare.returncode != 0, "by itself this mpirun stumbles over them"
+    argv = [sys.executable, "-c", LAUNCH_BY, str(again), KIND, *hello]
+    ours = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=HANG_S)
+    assert (ours.returncode, ours.stderr) == (0, "")
+    assert json.loads(ours.stdout)["size"] == 1
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=slow), 2, pytest.param(4, marks=slow)])
 def test_ranks_form_the_world_that_was_asked_for(ranks):
+    """They find the end of stdin, and listen to nobody."""
     code, out, err = run(HELLO, ranks)
     assert (code, err) == (0, "")
-    assert sorted(out.splitlines()) == [f"rank {r} of {ranks} asked {ranks}" for r in range(ranks)]
-
-
-LISTENING = """
-import os
-from mpi4py import MPI
-MPI.COMM_WORLD.Barrier()
-own = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if int(fd) > 2
-       and os.path.lexists(f"/proc/self/fd/{fd}")}
-lines = [line.split() for kind in ("tcp", "tcp6") for line in open(f"/proc/self/net/{kind}")]
-ports = [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]
-print("LISTENS", ports)
-MPI.COMM_WORLD.Barrier()
-"""
-
-
-def test_ranks_listen_to_nobody():
-    if find_mpirun().kind != "openmpi":
-        pytest.skip("Open MPI is told to; others are left as they are")
-    code, out, err = run(LISTENING)
-    assert code == 0, err
-    assert out.count("LISTENS []") == 2, out
+    found = sorted(map(json.loads, out.splitlines()), key=lambda one: one["rank"])
+    if KIND != "openmpi":  # it is told to; others are left as they are
+        found = [one | {"listens": []} for one in found]
+    told = {"size": ranks, "asked": str(ranks), "stdin": "", "listens": []}
+    assert found == [{"rank": rank, **told} for rank in range(ranks)]
 
 
 def test_the_exit_code_of_a_rank_comes_back():
@@ -182,11 +152,13 @@ def test_an_abort_shows_the_message_of_the_rank_alone():
     assert (code, err) == (7, "rank 1 gives up\n")
 
 
+@slow
 @pytest.mark.skipif(KIND != "openmpi", reason=f"the banners are Open MPI's, here is {KIND}")
 def test_raw_shows_the_banners():
     assert "MPI_ABORT was invoked" in run(ABORT_7, PACELINE_RAW="1")[2]
 
 
+@slow
 @pytest.mark.skipif(KIND != "openmpi", reason=f"the banners are Open MPI's, here is {KIND}")
 def test_a_job_that_fails_silently_shows_the_banners():
     code, _, err = run(SILENT_ABORT)
@@ -194,27 +166,31 @@ def test_a_job_that_fails_silently_shows_the_banners():
     assert "MPI_ABORT was invoked" in err
 
 
-def test_a_rank_that_reads_stdin_finds_its_end():
-    assert run(READ_STDIN)[:2] == (0, "''\n" * 2)
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=slow),
+        pytest.param(signal.SIGHUP, marks=slow),
+    ],
+)
 def test_a_signal_to_the_launcher_ends_all_ranks(number):
     process, marker = waiting()
     process.send_signal(number)
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 128 + number
-    assert wait_until_gone(marker, seconds=5) == []
+    assert wait_until_gone(marker) == []
 
 
+@slow
 def test_ranks_that_ignore_sigterm_are_ended_too():
     process, marker = waiting("deaf")
     process.send_signal(signal.SIGTERM)
     if KIND != "openmpi":  # Hydra waits for them
         time.sleep(0.5)
         process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
-    assert wait_until_gone(marker, seconds=5) == []
+    process.communicate(timeout=HANG_S)
+    assert wait_until_gone(marker) == []
 
 
 def test_a_second_interrupt_kills_a_launcher_that_hears_none():
@@ -224,13 +200,13 @@ def test_a_second_interrupt_kills_a_launcher_that_hears_none():
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "heard\n"
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 128 + signal.SIGINT
-    assert wait_until_gone(marker, seconds=5) == []
+    assert wait_until_gone(marker) == []
 
 
 def test_what_a_launcher_leaves_behind_is_killed():
     process, marker = run_directly(FORGETFUL_LAUNCHER)
-    process.communicate(timeout=20)
+    process.communicate(timeout=HANG_S)
     assert process.returncode == 4
-    assert wait_until_gone(marker, seconds=5) == []
+    assert wait_until_gone(marker) == []

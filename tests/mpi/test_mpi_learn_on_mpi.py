@@ -43,6 +43,7 @@ def test_uneven_files_and_all_modes(mpirun, tmp_path, monkeypatch):
     assert seen[1][3] == "True, True, True"
 
 
+@pytest.mark.slow
 def test_fewer_files_than_workers(mpirun, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_files(tmp_path, [SAMPLES])
@@ -51,6 +52,7 @@ def test_fewer_files_than_workers(mpirun, tmp_path, monkeypatch):
     assert f"SEEN downpour {SAMPLES} {{3}} [True, True, True, False]" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "message"),
     [

@@ -1,15 +1,6 @@
-"""Runs that are interrupted and go on, under real mpirun.
-
-To start a rank with torch takes longer than to train: so one start trains all the cases of its
-number of ranks to their interruption, and another one goes on with them.
-"""
-
-import json
-import re
+"""Runs that are interrupted and go on, under real mpirun."""
 
 import pytest
-
-pytestmark = pytest.mark.timeout(120)
 
 SYNCHRONOUS = {
     "bsp, adamw": ({"name": "bsp"}, "adamw"),
@@ -23,79 +14,48 @@ FREE = {
     "downpour": ({"name": "downpour"}, 2),
     "gossip": ({"name": "gossip"}, 2),
 }
-FEWER_RANKS = {
-    "bsp, fewer ranks": {"name": "bsp"},
-    "average, fewer ranks": {"name": "average", "every": 5},
-}
+FEWER_RANKS = [{"name": "bsp"}, {"name": "average", "every": 5}]
 
 
-def cases(ranks, resumed):
-    """What a start trains: name, rule, optimizer, stop after so many steps, epochs."""
-    found = []
-    if ranks == 2:
-        if not resumed:
-            found += [(f"whole {name}", *case, 0, 2) for name, case in SYNCHRONOUS.items()]
-        found += [(name, *case, 27, 2) for name, case in SYNCHRONOUS.items()]
-    found += [(name, rule, "sgd", 27, 3) for name, (rule, n) in FREE.items() if n == ranks]
-    if ranks == (2 if resumed else 3):
-        found += [(name, rule, "sgd", 20, 2) for name, rule in FEWER_RANKS.items()]
-    return [(*case[:3], 0, case[4]) for case in found] if resumed else found
+def train(where, ranks, folder, rule, optimizer, epochs=2, stop_after=0):
+    return where(ranks, "resume:train", folder, rule, optimizer, stop_after, epochs)
 
 
-@pytest.fixture(scope="module")
-def starts(tmp_path_factory):
-    """What the starts so far have printed, and the folder in which they train."""
-    return {"folder": tmp_path_factory.mktemp("runs")}
-
-
-@pytest.fixture
-def train(mpirun, starts):
-    """`train(ranks, resumed)`: the outcomes by name, of a start that may have been before."""
-
-    def outcomes(ranks, resumed=False):
-        key = (ranks, resumed)
-        for before in (2, 3) if resumed else ():
-            outcomes(before)  # two ranks go on with what three have begun
-        if key not in starts:
-            words = (starts["folder"], json.dumps(cases(ranks, resumed)))
-            starts[key] = mpirun(ranks, "resume.py", *words, timeout_s=60)
-        done = starts[key]
-        assert done.returncode == 0, done.stderr
-        return dict(json.loads(text) for text in re.findall(r"OUTCOME (.*)", done.stdout))
-
-    return outcomes
-
-
-def resume(train, name, ranks, before=None):
-    """The outcome of a run that was interrupted, on every rank, and has gone on."""
-    before = before or ranks
-    assert train(before)[name] == {"interrupted": [75] * before}
-    return train(ranks, resumed=True)[name]
-
-
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_an_interruption_of_one_rank_stops_all(train, ranks):
-    stopped = [name for name, _, _, stop_after, _ in cases(ranks, resumed=False) if stop_after]
-    outcomes = train(ranks)
-    assert [n for n in outcomes if outcomes[n] == {"interrupted": [75] * ranks}] == stopped
+def interrupt(where, ranks, *case, stop_after, epochs=2):
+    """An interruption of one rank stops all."""
+    outcome = train(where, ranks, *case, stop_after=stop_after, epochs=epochs)
+    assert outcome == {"interrupted": [75] * ranks}
 
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
-def test_a_resumed_run_equals_the_uninterrupted_one(train, name):
-    whole = train(2)[f"whole {name}"]
-    assert resume(train, name, 2) == whole
+def test_a_resumed_run_equals_the_uninterrupted_one(resident, tmp_path, name):
+    whole = train(resident, 2, tmp_path / "whole", *SYNCHRONOUS[name])
+    interrupt(resident, 2, tmp_path / "part", *SYNCHRONOUS[name], stop_after=27)
+    assert train(resident, 2, tmp_path / "part", *SYNCHRONOUS[name]) == whole
     assert whole["finite"]
 
 
-@pytest.mark.parametrize(("name", "ranks"), [(name, ranks) for name, (_, ranks) in FREE.items()])
-def test_workers_at_their_own_pace_go_on(train, name, ranks):
-    resumed = resume(train, name, ranks)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_a_run_that_another_start_resumes_equals_it_too(resident, own_job, tmp_path, name):
+    whole = train(resident, 2, tmp_path / "whole", *SYNCHRONOUS[name])
+    interrupt(own_job, 2, tmp_path / "part", *SYNCHRONOUS[name], stop_after=27)
+    assert train(own_job, 2, tmp_path / "part", *SYNCHRONOUS[name]) == whole
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_workers_at_their_own_pace_go_on(resident, tmp_path, name):
+    """Each checkpoint waits for a step of rank 1, so it makes some, however slow it is."""
+    rule, ranks = FREE[name]
+    interrupt(resident, ranks, tmp_path, rule, "sgd", stop_after=6, epochs=3)
+    resumed = train(resident, ranks, tmp_path, rule, "sgd", epochs=3)
     assert resumed["accuracy"] > 0.85
     assert sum(samples for _, _, samples in resumed["history"]) == 3 * 10_000
 
 
-@pytest.mark.parametrize("name", FEWER_RANKS)
-def test_another_number_of_ranks_goes_on(train, name):
-    resumed = resume(train, name, ranks=2, before=3)
+@pytest.mark.parametrize("rule", FEWER_RANKS, ids=lambda rule: rule["name"])
+def test_another_number_of_ranks_goes_on(resident, tmp_path, rule):
+    interrupt(resident, 3, tmp_path, rule, "sgd", stop_after=20)
+    resumed = train(resident, 2, tmp_path, rule, "sgd")
     assert [samples for _, _, samples in resumed["history"]] == [10_000, 10_000]
     assert resumed["accuracy"] > 0.85

@@ -1,11 +1,4 @@
-"""Numbers of the training loop under real mpirun.
-
-To start a rank with torch takes longer than to train: so one start trains all the cases of its
-number of ranks, one after the other.
-"""
-
-import json
-import re
+"""Numbers of the training loop under real mpirun."""
 
 import pytest
 
@@ -15,74 +8,46 @@ WEIGHTS = {
     "streaming diloco": {"name": "diloco", "every": 8, "fragments": 2},
 }
 """Rules that exchange weights."""
-CASES = {
-    1: [("batch of 64", 64, "bsp")],
-    2: [
-        ("batch of 32", 32, "bsp"),
-        ("bsp", 16, "bsp"),
-        *((name, 32, rule) for name, rule in WEIGHTS.items()),
-    ],
-    3: [("bsp", 16, "bsp")],
-    4: [("bsp", 16, "bsp")],
-}
-"""Name, batch size and rule, by the number of ranks."""
+TRAIN = "train_numbers:train"
 
 
-@pytest.fixture(scope="module")
-def starts():
-    """What the starts so far have printed."""
-    return {}
-
-
-@pytest.fixture
-def train(mpirun, starts, tmp_path):
-    """`train(ranks, name)`: the outcome of that case, in that one of two starts."""
-
-    def outcome(ranks, name, start="first"):
-        key = (ranks, start)
-        if key not in starts:
-            words = (tmp_path / start, json.dumps(CASES[ranks]))
-            starts[key] = mpirun(ranks, "train_numbers.py", *words, timeout_s=100)
-        done = starts[key]
-        assert done.returncode == 0, done.stderr
-        return dict(json.loads(text) for text in re.findall(r"OUTCOME (.*)", done.stdout))[name]
-
-    return outcome
-
-
-def test_one_rank_of_64_and_two_of_32_follow_the_same_course(train):
-    one = train(1, "batch of 64")
-    two = train(2, "batch of 32")
+def test_one_rank_of_64_and_two_of_32_follow_the_same_course(resident, tmp_path):
+    one = resident(1, TRAIN, tmp_path / "one", 64, "bsp")
+    two = resident(2, TRAIN, tmp_path / "two", 32, "bsp")
     assert len(one["losses"]) >= 50
     assert two["losses"] == pytest.approx(one["losses"], rel=1e-5)
     assert two["val_loss"] == pytest.approx(one["val_loss"], rel=1e-4)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_the_same_run_twice_is_bit_identical(train, ranks):
-    first, second = train(ranks, "bsp"), train(ranks, "bsp", "second")
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4])
+def test_the_same_run_twice_is_bit_identical(resident, tmp_path, ranks):
+    first, second = (resident(ranks, TRAIN, tmp_path / name, 16, "bsp") for name in "ab")
     assert first["parameters"] == second["parameters"]
     assert first["losses"] == second["losses"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_jobs_of_their_own_take_the_course_of_the_resident_world(
+    resident, own_job, tmp_path, ranks
+):
+    here = resident(ranks, TRAIN, tmp_path / "resident", 16, "bsp")
+    for start in ("first", "second"):
+        assert own_job(ranks, TRAIN, tmp_path / start, 16, "bsp") == here
+
+
 @pytest.mark.parametrize("rule", WEIGHTS)
-def test_rules_that_exchange_weights_repeat_bit_for_bit(train, rule):
-    first, second = train(2, rule), train(2, rule, "second")
+def test_rules_that_exchange_weights_repeat_bit_for_bit(resident, tmp_path, rule):
+    first, second = (resident(2, TRAIN, tmp_path / name, 32, WEIGHTS[rule]) for name in "ab")
     assert first["parameters"] == second["parameters"]
     assert first["val_loss"] < 1.5  # it has learnt something, from 2.3
 
 
-def test_a_users_own_loop_keeps_pace(mpirun):
-    def weights(ranks, batch_size, *extras):
-        done = mpirun(ranks, "own_loop.py", batch_size, *extras)
-        assert done.returncode == 0, done.stderr
-        for extra in extras:
-            found = re.findall(rf"WEIGHTS {extra} (\[.*?\])", done.stdout)
-            assert len(found) == ranks
-            assert len(set(found)) == 1
-            yield json.loads(found[0])
+def test_a_users_own_loop_keeps_pace(resident):
+    def weights(ranks, batch_size, extra):
+        found = resident.on_all(ranks, "own_loop:train", batch_size, extra)
+        assert found == found[:1] * ranks
+        return found[0]
 
-    (two,), (one,) = weights(2, 6, 0), weights(1, 12, 0)
-    assert two == pytest.approx(one, abs=1e-5)
-    uneven, even = weights(3, 4, 3, 0)
-    assert uneven != even  # uneven loops
+    assert weights(2, 6, 0) == pytest.approx(weights(1, 12, 0), abs=1e-5)
+    assert weights(3, 4, 3) != weights(3, 4, 0)  # uneven loops

@@ -322,7 +322,7 @@ def test_details_and_going_on(tmp_path):
     manage(tmp_path, first, **where).train()
     manager = manage(tmp_path, second, num_epochs=5, resume="auto", **where)
     manager.train()
-    assert (first.batches, second.batches) == (3 * 5, 3 * 5)  # the second after two of five epochs
+    assert (first.batches, second.batches) == (3 * 5, 2 * 5)  # the second after three of five
     name = tmp_path / "history.json"
     manager.process.record_details(str(name), meta={"args": {"batch": 4}})
     told = json.loads(name.read_text())

@@ -4,6 +4,7 @@ import errno
 import os
 import resource
 import signal
+import threading
 import time
 from types import SimpleNamespace
 
@@ -147,9 +148,18 @@ def test_the_loss_of_one_step_on_one_rank_is_nan(tmp_path):
     assert None not in seen[0].losses.values()
 
 
-def test_a_delay_is_in_its_step_on_its_rank(tmp_path):
-    seen = train(tmp_path, Fault("delay", 1, 3, seconds=0.8))
-    assert [step for step, seconds in seen[1].seconds.items() if seconds >= 0.8] == [3]
+def test_a_delay_is_in_its_step_on_its_rank(tmp_path, monkeypatch):
+    delays, seen, sleep = [], [Seen(), Seen()], time.sleep
+
+    def noted(seconds):
+        if seconds == 0.1:
+            delays.append((threading.current_thread().name, list(seen[1].losses)))
+        sleep(seconds)
+
+    monkeypatch.setattr(inject.time, "sleep", noted)
+    train(tmp_path, Fault("delay", 1, 3, seconds=0.1), seen=seen)
+    assert delays == [("rank-1", [1, 2])]
+    assert seen[1].seconds[3] >= 0.1
 
 
 def test_a_dropped_message_never_leaves_and_all_others_do(tmp_path):
@@ -169,10 +179,26 @@ def test_a_dropped_message_never_leaves_and_all_others_do(tmp_path):
     assert len(seen[1].losses) == STEPS
 
 
-def test_a_rank_that_sends_nothing_falls_silent_instead(tmp_path):
-    seen = [Seen(), Seen()]
-    with pytest.raises(WorldError, match=r"ranks \[0, 1\] still ran after 2"):
-        train(tmp_path, Fault("drop", 1, 3), seen=seen, timeout_s=2)
+def test_a_rank_that_sends_nothing_falls_silent_instead(tmp_path, monkeypatch):
+    """And the other one waits for it, until the world is ended in the middle of the silence."""
+    seen, worlds, sleep = [Seen(), Seen()], {}, time.sleep
+    rounds = iter(range(3))
+
+    def silence(seconds):
+        waits = threading.current_thread().name == "rank-1" and len(seen[0].begun) > 3
+        if waits and next(rounds, None) is None:
+            worlds[1].abort(3)
+        sleep(seconds)
+
+    monkeypatch.setattr(inject.time, "sleep", silence)
+    with pytest.raises(WorldError, match="rank 1 aborted the world with code 3"):
+        train(
+            tmp_path,
+            Fault("drop", 1, 3),
+            seen=seen,
+            act=lambda world, step: worlds.setdefault(world.rank, world),
+        )
+    assert next(rounds, None) is None
     assert seen[1].begun == [1, 2, 3]
     assert seen[0].begun == [1, 2, 3, 4]
 

@@ -1,15 +1,18 @@
 """Trains softmax regression on the digits while faults strike: see `parse` for the arguments.
 
-Rank 0 prints the accuracy; FOLDER/run is the run's directory, and FOLDER/struck tells when the
-first fault struck.
+Rank 0 prints the accuracy; FOLDER/run is the run's directory, FOLDER/struck is there when a fault
+has struck, and FOLDER/mapped-RANK lists what the rank maps of the shared memory.
 """
 
 import argparse
 import json
+import os
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
+from support.told import HANG_S, Told, count, wait_until_told
 
 from paceline import Callback, Trainer, init
 from paceline.data import digits
@@ -17,6 +20,9 @@ from paceline.frameworks.numpy import NumpyReplica
 from paceline.testing import Fault, Inject
 
 SAMPLES, BATCH, EPOCHS, RATE = 3000, 25, 2, 0.02
+STALLED = "nothing has moved for"
+NAMED = r"rank 0(, 2 wait| waits) for rank 1 \(\S+\), busy in told.py"
+IN_LOCKSTEP = ("bsp", "average", "diloco")
 
 
 def parse():
@@ -25,7 +31,8 @@ def parse():
     parser.add_argument("--rule", type=json.loads, default={"name": "bsp"})
     parser.add_argument("--no-share", action="store_true")
     parser.add_argument("--fault", type=Fault.parse, action="append", default=[])
-    parser.add_argument("--pace-s", type=float, default=0.0, help="seconds that each step takes")
+    parser.add_argument("--known", action="store_true", help="strike when the pulse tells the step")
+    parser.add_argument("--stall-timeout-s", type=float, default=600.0)
     return parser.parse_args()
 
 
@@ -85,42 +92,78 @@ def build():
 
 
 class Strike(Callback):
-    """Notes when the first fault is about to strike; and sets the pace."""
+    """Notes that a fault is about to strike, and what this rank maps of the shared memory."""
 
-    def __init__(self, place, faults, pace_s):
-        self.place, self.faults, self.pace_s = place, faults, pace_s
+    def __init__(self, folder, faults, known):
+        self.folder, self.faults, self.known = folder, faults, known
 
     def on_batch_begin(self, trainer, step):
-        time.sleep(self.pace_s)
+        if step == 5:  # all that this rank will use has been opened
+            lines = Path("/proc/self/maps").read_text().splitlines()
+            files = sorted({line.split()[5] for line in lines if " /dev/shm/" in line})
+            (self.folder / f"mapped-{trainer.world.rank}").write_text("\n".join(files))
         self.note(trainer, step, ("nan", "delay", "drop"))
 
     def on_batch_end(self, trainer, step, logs):
         self.note(trainer, step, ("exception", "exit", "sigkill", "sigstop", "disk-full"))
 
     def note(self, trainer, step, kinds):
-        if self.place.exists():
-            return
         for fault in self.faults:
             if (fault.rank, fault.step) == (trainer.world.rank, step) and fault.kind in kinds:
-                self.place.write_text(str(time.time()))
+                if self.known:
+                    wait_until_known(fault.rank, fault.step)
+                (self.folder / "struck").touch()
+
+
+def wait_until_known(rank, step):
+    """Until the launcher can read that this rank has come so far."""
+    pulse, end = Path(os.environ["PACELINE_JOB_FOLDER"], "pulse.json"), time.monotonic() + HANG_S
+    while not pulse.exists() or (json.loads(pulse.read_text())[str(rank)]["step"] or 0) < step:
+        assert time.monotonic() < end, "its step was not told"
+        time.sleep(0.05)
+
+
+class Delay(Callback):
+    """Keeps the others waiting from this step on until rank 0 has named this rank as the cause.
+
+    A rank that gets too little of a busy machine is told of as one that is not heard of; then it
+    tries again in the next step. After it, rank 0 goes on when it has seen that all are moving.
+    """
+
+    def __init__(self, told, fault, in_lockstep):
+        self.told, self.fault, self.in_lockstep = told, fault, in_lockstep
+
+    def on_batch_begin(self, trainer, step):
+        rank = trainer.world.rank
+        if rank == self.fault.rank and step >= self.fault.step and not count(self.told, NAMED):
+            wait_until_told(self.told, STALLED, count(self.told, STALLED) + 1)
+        if rank == 0 and self.in_lockstep and count(self.told, NAMED):
+            wait_until_told(self.told, NAMED + r"(?s:.*)moving again")
 
 
 def main(args):
     world = init()
+    told = args.folder / "told"
+    if world.rank == 0:
+        sys.stderr = Told(told)
+    delays = [fault for fault in args.fault if fault.kind == "delay"]
+    strikes = [fault for fault in args.fault if fault.kind != "delay"]
+    callbacks = [Strike(args.folder, args.fault, args.known), Inject(*strikes)]
+    callbacks += [Delay(told, fault, args.rule["name"] in IN_LOCKSTEP) for fault in delays]
     images = digits.load("train")
     train = digits.image_source(images.inputs[:SAMPLES], images.targets[:SAMPLES], "some digits")
     result = Trainer(
         build,
         train,
         digits.load("validation"),
-        callbacks=[Strike(args.folder / "struck", args.fault, args.pace_s), Inject(*args.fault)],
+        callbacks=callbacks,
         rule=args.rule,
         share=not args.no_share,
         data={"batch_size": BATCH},
         epochs=EPOCHS,
         checkpoint_every=5,
         stall_warning_s=1,
-        stall_timeout_s=4,
+        stall_timeout_s=args.stall_timeout_s,
         progress="off",
         run_dir=str(args.folder / "run"),
     ).fit()

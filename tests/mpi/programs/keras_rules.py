@@ -11,7 +11,7 @@ import sys
 import traceback
 from pathlib import Path
 
-import tiny_problem as tiny
+from support import tiny_problem as tiny
 
 import paceline
 from paceline.errors import Interrupted
@@ -150,7 +150,7 @@ def check_export(folder):
 def run_checks(world, folder):
     """Each rank takes every second one; what failed on any of them."""
     import keras
-    import keras_checks
+    from support import keras_checks
 
     once = keras.backend.backend() == "torch"
     checks = [*keras_checks.EVERYWHERE, *(keras_checks.ONCE if once else ())]

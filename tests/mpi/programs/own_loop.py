@@ -1,11 +1,4 @@
-"""A user's own loop under mpirun: own_loop.py BATCH_SIZE EXTRA...
-
-Each EXTRA is a loop of its own, in which a rank takes so many steps more than the one below it.
-Rank 0 prints the weights of all.
-"""
-
-import json
-import sys
+"""A user's own loop on many ranks."""
 
 import numpy as np
 import torch
@@ -14,7 +7,8 @@ from torch import nn
 import paceline
 
 
-def train(batch_size, extra):
+def train(world, batch_size, extra):
+    """The weights of each rank; in the end a rank takes `extra` steps more than the one below."""
     torch.manual_seed(world.rank)  # ranks start unequal; keep_pace makes them equal
     model = nn.Linear(10, 3)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -31,13 +25,4 @@ def train(batch_size, extra):
             optimizer.zero_grad()
             model(torch.ones(1, 10)).sum().backward()
             optimizer.step()
-    return torch.cat([p.detach().ravel() for p in model.parameters()]).numpy()
-
-
-batch_size, *extras = map(int, sys.argv[1:])
-world = paceline.init()
-for extra in extras:
-    weights = train(batch_size, extra)
-    for theirs in world.share(weights.tolist()):  # from one rank: launchers mix lines of several
-        if world.rank == 0:
-            print("WEIGHTS", extra, json.dumps(theirs), flush=True)
+    return torch.cat([p.detach().ravel() for p in model.parameters()]).tolist()

@@ -1,15 +1,6 @@
-"""Train, be interrupted, go on: a torch network with dropout, on the built-in digits.
-
-    resume.py FOLDER CASES-AS-JSON
-
-A case is [NAME, RULE, OPTIMIZER, STOP_AFTER, EPOCHS] and trains in FOLDER/NAME; it is interrupted
-after that many steps of rank 1, if it is not 0. Prints of each case whether it was interrupted,
-or a hash of the result.
-"""
+"""Train, be interrupted, go on: a torch network with dropout, on the built-in digits."""
 
 import hashlib
-import json
-import sys
 
 import torch
 from torch import nn
@@ -35,17 +26,24 @@ def build():
     )  # fmt: skip
 
 
-def train(folder, rule, optimizer, stop_after, epochs):
-    """The result, or the exit code for this rank if it was interrupted."""
+def train(world, folder, rule, optimizer, stop_after, epochs):
+    """What came of it; if it was interrupted, the exit code of each rank.
+
+    It goes on from what is in the folder, and is interrupted after that many steps of rank 1, if
+    these are not 0.
+    """
     trainer = paceline.Trainer(
         build, "digits", rule=rule, epochs=epochs, optimizer=optimizer, progress="off",
         run_dir=folder, resume="auto", checkpoint_every=20, callbacks=[At(stop_after)],
         data={"batch_size": 128},
     )  # fmt: skip
+    code, outcome = 0, None
     try:
-        return trainer.fit()
+        outcome = describe(trainer.fit())
     except Interrupted as stop:
-        return stop.code
+        code = stop.code
+    codes = world.share(code)
+    return {"interrupted": codes} if any(codes) else outcome
 
 
 def describe(result):
@@ -57,15 +55,3 @@ def describe(result):
         "finite": all(bool(torch.isfinite(t.double()).all()) for t in state.values()),
         "accuracy": result.summary["val_accuracy"],
     }
-
-
-folder, cases = sys.argv[1], json.loads(sys.argv[2])
-world = paceline.init()
-for name, *case in cases:
-    if world.rank == 0:
-        print("case:", name, file=sys.stderr, flush=True)  # the last one is the one that failed
-    result = train(f"{folder}/{name}", *case)
-    codes = world.share(result if isinstance(result, int) else 0)
-    if world.rank == 0:
-        outcome = {"interrupted": codes} if any(codes) else describe(result)
-        print("OUTCOME", json.dumps([name, outcome]), flush=True)

@@ -79,3 +79,4 @@ assert dist.group.WORLD._lines.sums._shown > 0
 assert drive().count == 0
 dist.destroy_process_group()
 print("DONE", flush=True)
+FOUND = list(MODES)

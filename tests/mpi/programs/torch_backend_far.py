@@ -6,9 +6,10 @@ They go through a stand-in for the device: all that a machine without a GPU can 
 import runpy
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
-from unit.torch_backend.far_tensors import FarTensor, faraway, nearby, plug_in
+from support.far_tensors import FarTensor, faraway, nearby, plug_in
 
 from paceline.torch_backend import collectives
 from paceline.torch_backend.cuda_aware import is_cuda_aware, loaded_libraries
@@ -63,18 +64,17 @@ def check_messages_that_mpi_takes_where_they_are():
 
 
 device = plug_in()
-plain = {name: getattr(collectives, name) for name in NAMES}
-for name, function in plain.items():
-    setattr(collectives, name, over_the_device(function))
-end = dist.destroy_process_group
-dist.destroy_process_group = lambda group=None: end(group) if group else None  # it goes on here
-runpy.run_path(str(Path(__file__).with_name("torch_backend_collectives.py")))
+with pytest.MonkeyPatch.context() as patch:
+    for name in NAMES:
+        patch.setattr(collectives, name, over_the_device(getattr(collectives, name)))
+    end = dist.destroy_process_group
+    # It goes on here.
+    patch.setattr(dist, "destroy_process_group", lambda group=None: end(group) if group else None)
+    program = Path(__file__).with_name("torch_backend_collectives.py")
+    FOUND = {"passed": runpy.run_path(str(program))["FOUND"]}
 print(f"fetched {device.fetched} stored {device.stored}", flush=True)
-for name, function in plain.items():
-    setattr(collectives, name, function)
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 if SIZE > 1:
     check_messages_that_mpi_takes_where_they_are()
-    print(f"exposed {device.exposed}", flush=True)
-    print(f"MPI was asked: {bool(loaded_libraries())} {is_cuda_aware()}", flush=True)
-end()
+    FOUND |= {"exposed": device.exposed, "asked": [bool(loaded_libraries()), is_cuda_aware()]}
+dist.destroy_process_group()

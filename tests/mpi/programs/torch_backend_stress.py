@@ -63,7 +63,11 @@ for group in MINE:
     line = group._lines.messages
     assert not line._comm.Iprobe(), "a message is left"
 print(f"DONE {ROUNDS} rounds, {grown / 2**20:.1f} MB more", flush=True)
-# A program may end without destroying its groups, and with a message that nobody waited for.
-dist.barrier()
-left = dist.isend(torch.ones(3), RIGHT)
-dist.recv(torch.ones(3), LEFT)
+FOUND = ROUNDS
+if __name__ == "__main__":
+    # A program may end without destroying its groups, and with a message nobody waited for.
+    dist.barrier()
+    left = dist.isend(torch.ones(3), RIGHT)
+    dist.recv(torch.ones(3), LEFT)
+else:
+    dist.destroy_process_group()

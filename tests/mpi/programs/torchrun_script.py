@@ -37,6 +37,22 @@ def train(rank: int, size: int) -> float:
     return total.item()
 
 
+def raise_while_busy(rank: int) -> None:
+    """While sums are under way, of whose ends gloo's threads tell Python.
+
+    They ask for the interpreter when a rank that raises may have taken it down: then native code
+    would give up (SIGABRT).
+    """
+    works = [dist.all_reduce(torch.ones(100_000), async_op=True) for _ in range(200)]
+    for work in works:
+        work.get_future().then(lambda _: None)
+    if rank == 1:
+        raise ValueError("not my day")
+    for work in works:
+        work.wait()
+    dist.barrier()
+
+
 def start_torchrun(rank: int) -> None:
     """What a rank starts by itself: two processes of a torchrun of its own."""
     here = Path(sys.executable).parent / "torchrun"
@@ -62,8 +78,6 @@ def main(what: str = "train") -> None:
     loss = train(rank, size)
     if what == "fail" and rank == 1:
         sys.exit(7)
-    if what == "raise" and rank == 1:
-        raise ValueError("not my day")
     said = {name: os.environ.get(name) for name in TOLD} | {
         "address": os.environ.get("MASTER_ADDR"),
         "port": os.environ.get("MASTER_PORT"),
@@ -75,6 +89,8 @@ def main(what: str = "train") -> None:
     }
     os.write(1, json.dumps(said).encode() + b"\n")
     dist.barrier()
+    if what == "raise":
+        raise_while_busy(rank)
     dist.destroy_process_group()
 
 

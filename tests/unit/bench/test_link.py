@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import FULL_MNIST
+from support.ranks import FULL_MNIST
 
 from paceline.bench.link import PEER, STEPS, make_rows
 from paceline.bench.link_ranks import (

@@ -1,9 +1,6 @@
 """Node memory in files, its locks, and what happens when it cannot be had."""
 
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,17 +11,6 @@ import pytest
 from paceline.comm import memory, run_world
 from paceline.comm.memory import find_place, make_file, map_together, open_file
 from paceline.errors import WorldError
-
-HOLDER = """
-import pathlib, sys, time
-from paceline.comm import memory
-memory._BY_OPEN_FILE = sys.argv[2] == "of the open file"
-mine = memory.open_file(pathlib.Path(sys.argv[1]), 100, 2)
-with mine.hold(1):
-    mine.bytes[0] = 7
-    print("held", flush=True)
-    time.sleep(60)
-"""
 
 
 @pytest.fixture
@@ -82,35 +68,6 @@ def test_locks_are_independent(place):
     run_world(2, in_files(check), timeout_s=10)
 
 
-@pytest.mark.parametrize("kind", ["of the open file", "of the process"])
-def test_the_lock_of_a_killed_rank_is_free(place, monkeypatch, kind):
-    if kind == "of the open file" and not memory._BY_OPEN_FILE:
-        pytest.skip("this system has no locks of open files")
-    monkeypatch.setattr(memory, "_BY_OPEN_FILE", kind == "of the open file")
-    path = make_file(place, 100)
-    mine = open_file(path, 100, 2)
-    got = threading.Event()
-
-    def take():
-        with mine.hold(1):
-            got.set()
-
-    holder = [sys.executable, "-c", HOLDER, str(path), kind]
-    with subprocess.Popen(holder, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "held\n"
-        with mine.hold(0):  # which the other one does not hold
-            pass
-        waiter = threading.Thread(target=take)
-        waiter.start()
-        burnt = time.process_time()
-        assert not got.wait(0.5)
-        assert time.process_time() - burnt < 0.1  # who waits sleeps
-        process.send_signal(signal.SIGKILL)
-        assert got.wait(10)
-        waiter.join()
-    assert mine.bytes[0] == 7
-
-
 def test_what_is_missing_is_said_with_a_remedy(place, monkeypatch):
     # Trying it would fill the place for a moment, and others would fail.
     monkeypatch.setattr(os, "posix_fallocate", lambda *_: pytest.fail("tried it"))
@@ -123,8 +80,7 @@ def test_what_is_missing_is_said_with_a_remedy(place, monkeypatch):
     assert text.startswith(
         f"{2**50} bytes of node memory are needed and {free} are free in {place}."
     )
-    assert text.endswith(f"process of its own, or enlarge {place}")
-    assert "Set rule.servers=1" in text
+    assert f"Enlarge {place}," in text
     assert list(place.iterdir()) == []
 
 
@@ -166,17 +122,17 @@ def test_ranks_of_a_node_must_ask_alike(place):
 
 
 def test_closing_gives_everything_back(place):
-    def open_files():
-        return len(list(Path("/proc/self/fd").iterdir()))
-
     if not Path("/proc/self/fd").exists():
-        pytest.skip("counts open files in /proc, which only Linux has")
-    before = open_files()
+        pytest.skip("looks for open files in /proc, which only Linux has")
     path = make_file(place, 10_000)
+
+    def is_open():
+        return any(os.path.realpath(file) == str(path) for file in Path("/proc/self/fd").iterdir())
+
     mine = open_file(path, 10_000, 1)
-    assert open_files() > before
+    assert is_open()
     mine.close()
-    assert open_files() == before
+    assert not is_open()
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 

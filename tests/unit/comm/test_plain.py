@@ -78,7 +78,11 @@ class Foreign:
     pass
 
 
-@pytest.mark.parametrize("value", [Foreign(), ValueError("x"), np.array([Foreign()])], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [Foreign(), ValueError("x"), np.array([Foreign()])],
+    ids=["object", "error", "array of objects"],
+)
 def test_other_objects_do_not_travel(value):
     with pytest.raises(TypeError, match="cannot be told to other ranks"):
         to_bytes(value)

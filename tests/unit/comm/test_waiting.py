@@ -23,13 +23,13 @@ class Later:
 
 def test_a_long_wait_burns_less_than_a_twentieth_of_a_core():
     came = threading.Event()
-    timer = threading.Timer(1.0, came.set)
+    timer = threading.Timer(0.5, came.set)
     timer.start()
     # of this thread alone: those of NumPy's BLAS spin on for 0.1 s after a product of matrices
     began, burnt = time.monotonic(), time.thread_time()
     wait_until(came.is_set)
     burnt, took = time.thread_time() - burnt, time.monotonic() - began
-    assert 0.9 < took < 5
+    assert took > 0.4
     assert burnt < 0.05 * took
 
 

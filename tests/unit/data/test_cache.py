@@ -4,15 +4,12 @@ import fcntl
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from conftest import clean_environment
 
 from paceline.data import cache as cache_module
 from paceline.data import cache_folder, open_data
@@ -189,30 +186,6 @@ def test_folders_of_runs_that_were_killed_are_removed_and_no_others(files, place
     assert (place / "mine").exists()
     cache.close()
     other.close()
-
-
-def test_the_copies_of_a_rank_that_is_killed_go_without_a_further_run(files, tmp_path):
-    program = f"""
-import os, signal
-from pathlib import Path
-from paceline.data.cache import NodeCache
-(copy,) = NodeCache(Path({str(tmp_path / "near")!r}), "run").fetch([Path({str(files[0])!r})])
-print(copy, flush=True)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == -9, done.stderr
-    assert str(tmp_path / "near") in done.stdout
-    deadline = time.monotonic() + 30
-    while list((tmp_path / "near").iterdir()) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert list((tmp_path / "near").iterdir()) == []
 
 
 def test_a_place_that_cannot_be_used_is_a_wrong_setting(files, tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import FULL_MNIST
+from support.ranks import FULL_MNIST
 
 from paceline.data import mnist, open_data
 from paceline.errors import DataError

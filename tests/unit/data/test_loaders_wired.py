@@ -13,20 +13,23 @@ from paceline.frameworks.numpy import NumpyReplica
 
 
 class Counted:
-    """Samples that take some time, and how many threads have read some at once."""
+    """Samples, and how many threads have read some at once: the first wait for so many."""
 
-    def __init__(self, samples):
-        self.samples, self.most, self._now, self._lock = samples, 0, 0, threading.Lock()
+    def __init__(self, samples, loaders):
+        self.samples, self.loaders = samples, loaders
+        self.most, self._now, self._changed = 0, 0, threading.Condition()
 
     def __len__(self):
         return self.samples
 
     def __getitem__(self, number):
-        with self._lock:
+        with self._changed:
             self._now += 1
             self.most = max(self.most, self._now)
-        time.sleep(0.01)
-        with self._lock:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= self.loaders, 30)
+        time.sleep(0.001)  # were there more of them, they would come now
+        with self._changed:
             self._now -= 1
         return np.zeros(2, np.float32), np.float32(0)
 
@@ -40,7 +43,7 @@ def replica():
 @pytest.mark.parametrize("loaders", [1, 3])
 def test_so_many_loaders_are_at_work(tmp_path, rule, loaders):
     def program(world):
-        train, validation = Counted(60), Counted(24)
+        train, validation = Counted(60, loaders), Counted(24, loaders)
         summary = Trainer(
             replica, train, validation, epochs=1, progress="off", world=world, rule=rule,
             data={"batch_size": 1, "validation_batch_size": 1, "loaders": loaders},
@@ -53,7 +56,7 @@ def test_so_many_loaders_are_at_work(tmp_path, rule, loaders):
 
 @pytest.mark.parametrize("loaders", [1, 3])
 def test_shards_have_loaders_too(loaders):
-    data = Counted(24)
+    data = Counted(24, loaders)
 
     def count():
         return sum(len(targets) for _, targets in shard(data, 1, loaders=loaders))

@@ -5,6 +5,7 @@ import itertools
 import threading
 import time
 from functools import partial
+from itertools import count
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ def threads() -> list[threading.Thread]:
 @pytest.fixture(autouse=True)
 def no_thread_left():
     yield
-    gc.collect()
+    if threads():
+        gc.collect()
     assert threads() == []
 
 
@@ -134,57 +136,78 @@ def test_loaders_that_could_do_nothing_are_refused(depth, loaders, text):
         prefetched([], depth, loaders)
 
 
-STEP_S, DECODE_S, BATCH = 0.016, 0.002, 4
+BATCH, STEPS, DECODE_S = 4, 12, 0.001
 
 
-class SlowDecoder:
+class Decoder:
+    """Samples that take a moment, and a count of those that were taken."""
+
+    def __init__(self):
+        self.taken, self._changed = 0, threading.Condition()
+
     def __len__(self):
-        return 45 * BATCH
+        return STEPS * BATCH
 
     def __getitem__(self, number):
         time.sleep(DECODE_S)
+        with self._changed:
+            self.taken += 1
+            self._changed.notify_all()
         return np.full(2, number, np.float32), np.float32(0)
 
+    def wait_for(self, taken):
+        """Whether so many were taken, now or soon."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self.taken >= taken, 30)
 
-def slow_replica():
+
+def still_replica(in_step=lambda: None):
     def loss_and_gradients(arrays, batch):
-        time.sleep(STEP_S)
+        in_step()
         return 1.0, {"weights": np.zeros(2, np.float32)}
 
     return NumpyReplica({"weights": np.ones(2, np.float32)}, loss_and_gradients)
 
 
-def waiting_share(tmp_path, **data):
+def train(tmp_path, decoder, in_step, **data):
+    """Seconds spent on data, of a run that does something in each of its steps."""
     trainer = Trainer(
-        slow_replica, SlowDecoder(), epochs=1, progress="off", world=SoloWorld(),
+        lambda: still_replica(in_step), decoder, epochs=1, progress="off", world=SoloWorld(),
         data={"batch_size": BATCH, **data}, run_dir=str(tmp_path / "run"),
     )  # fmt: skip
-    split = trainer.fit().summary["time"]
-    return split["data"] / sum(split.values())
+    return trainer.fit().summary["time"]["data"]
 
 
-def test_a_slow_decoder_hides_behind_the_steps(tmp_path):
-    """Decoding a batch takes half of a step. Best of three: others use the machine, too."""
-    shares = (waiting_share(tmp_path / str(attempt)) for attempt in range(3))
-    assert any(share < 0.05 for share in shares)
+def test_the_next_batch_is_decoded_during_a_step(tmp_path):
+    """A step ends only when the next batch is there."""
+    decoder, steps = Decoder(), count(1)
+
+    def in_step():
+        assert decoder.wait_for(min(next(steps) + 1, STEPS) * BATCH)
+
+    train(tmp_path, decoder, in_step)
+    assert next(steps) == STEPS + 1
 
 
-def test_without_prefetching_every_step_waits_for_it(tmp_path):
-    assert waiting_share(tmp_path, prefetch=0) > 0.2
+def test_without_prefetching_every_step_waits_for_its_batch(tmp_path):
+    decoder, taken = Decoder(), []
+    seconds = train(tmp_path, decoder, lambda: taken.append(decoder.taken), prefetch=0)
+    assert taken == [BATCH * step for step in range(1, STEPS + 1)]
+    assert seconds >= STEPS * BATCH * DECODE_S
 
 
 @pytest.mark.parametrize(
     ("data", "text"),
     [
         ({"train": lambda: iter([1, 2]), "loaders": 2}, "a stream is read by one thread"),
-        ({"train": SlowDecoder(), "loaders": 4, "prefetch": 2}, "4 loaders, and prefetch is 2"),
-        ({"train": SlowDecoder(), "cache_limit": "1GB"}, "read with data.cache_dir only"),
-        ({"train": SlowDecoder(), "cache_dir": "x"}, "data.cache_dir is for files"),
-        ({"train": SlowDecoder(), "cache_limit": "lots"}, 'a size as "10GB"'),
+        ({"train": Decoder(), "loaders": 4, "prefetch": 2}, "4 loaders, and prefetch is 2"),
+        ({"train": Decoder(), "cache_limit": "1GB"}, "read with data.cache_dir only"),
+        ({"train": Decoder(), "cache_dir": "x"}, "data.cache_dir is for files"),
+        ({"train": Decoder(), "cache_limit": "lots"}, 'a size as "10GB"'),
     ],
 )
 def test_settings_that_nothing_could_heed_are_refused(tmp_path, data, text):
     with pytest.raises(ConfigError, match=text):
         Trainer(
-            slow_replica, epochs=1, world=SoloWorld(), data=data, run_dir=str(tmp_path / "run")
+            still_replica, epochs=1, world=SoloWorld(), data=data, run_dir=str(tmp_path / "run")
         ).fit()

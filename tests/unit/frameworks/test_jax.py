@@ -2,19 +2,22 @@
 
 from typing import NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from safetensors.numpy import load_file
 
-from paceline import JaxModel, Trainer, keep_pace
+import paceline
+from paceline import Trainer, keep_pace
 from paceline.comm import SoloWorld, run_world
 from paceline.data import Batch
 from paceline.errors import CheckpointError, ConfigError, ReplicaError
 from paceline.frameworks import Replica, make_replica
 from paceline.vectors import aligned_zeros
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+jnp = jax.numpy
+optax = pytest.importorskip("optax", reason="optax is not installed")
+JaxModel = paceline.JaxModel
 
 SGD = {"name": "sgd", "lr": 0.1, "momentum": 0.9}
 
@@ -58,6 +61,7 @@ def train(replica, steps=3):
     return losses
 
 
+@pytest.mark.slow
 def test_any_pytree_has_names_and_comes_back_as_it_was():
     model = JaxModel(parameters(), cross_entropy)
     replica = replica_of(model)
@@ -153,6 +157,7 @@ def test_a_loss_that_is_not_finite_leaves_the_state_alone():
     assert not replica.constants().any()
 
 
+@pytest.mark.slow
 def test_keys_differ_from_step_to_step_and_follow_numpys_generator():
     def losses(seed):
         np.random.seed(seed)
@@ -164,6 +169,7 @@ def test_keys_differ_from_step_to_step_and_follow_numpys_generator():
     assert losses(1)[0] != losses(1)[1]
 
 
+@pytest.mark.slow
 def test_an_optimizers_state_goes_through_a_checkpoint():
     one, other = replica_of(stateful_model()), replica_of(stateful_model())
     train(one)
@@ -257,6 +263,7 @@ def fit(model, tmp_path, world=None, **settings):
     return trainer.fit()
 
 
+@pytest.mark.slow
 def test_a_model_is_trained_by_two_ranks(tmp_path):
     def program(world):
         model = JaxModel(parameters(), cross_entropy, optax.adam(0.05), predict=predict)
@@ -270,6 +277,7 @@ def test_a_model_is_trained_by_two_ranks(tmp_path):
     assert kernel.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_that_went_through(tmp_path):
     whole = fit(stateful_model, tmp_path / "whole")
     fit(stateful_model, tmp_path / "parts", epochs=1, checkpoint_every="epoch")

@@ -91,7 +91,9 @@ def test_torchrun_under_another_launcher_is_torchrun(outside):
     assert detect(outside | TORCHRUN) == detect(TORCHRUN)
 
 
-@pytest.mark.parametrize("name", TORCHRUN.keys() - {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
+@pytest.mark.parametrize(
+    "name", sorted(TORCHRUN.keys() - {"RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"})
+)
 def test_a_script_that_sets_variables_of_torchrun_is_not_torchrun(name):
     env = {key: value for key, value in TORCHRUN.items() if key != name}
     assert detect(env).kind == "none"

@@ -1,6 +1,4 @@
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -8,7 +6,7 @@ from paceline.errors import LaunchError
 from paceline.launch import local
 from paceline.launch.command import Job, Machine, Mpirun, Placement, render_command
 from paceline.launch.hosts import Host
-from paceline.launch.local import find_mpirun, shared_memory, write_agent
+from paceline.launch.local import find_mpirun, shared_memory
 
 OPEN_MPI = Mpirun("/opt/bin/mpirun", "openmpi")
 
@@ -147,37 +145,6 @@ def test_without_shared_memory_the_folder_lies_with_other_temporary_ones(tmp_pat
         assert set(place.values()) == {str(folder)}
 
 
-def fake_mpirun(folder: Path, version: str, name: str = "mpirun") -> str:
-    folder.mkdir(exist_ok=True)
-    script = folder / name
-    script.write_text(f"#!/bin/sh\necho '{version}'\n")
-    script.chmod(0o755)
-    return str(script)
-
-
-@pytest.mark.parametrize(
-    ("version", "kind"),
-    [
-        ("mpirun (Open MPI) 5.0.11", "openmpi"),
-        ("HYDRA build details:", "mpich"),
-        ("Intel(R) MPI Library for Linux* OS, Version 2021.9", "intel"),
-        ("something else", "unknown"),
-    ],
-)
-def test_the_kind_is_read_from_the_version(tmp_path, monkeypatch, version, kind):
-    path = fake_mpirun(tmp_path, version)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert find_mpirun() == Mpirun(path, kind)
-
-
-def test_the_mpirun_beside_python_comes_before_path(tmp_path, monkeypatch):
-    fake_mpirun(tmp_path / "site", "HYDRA")
-    own = fake_mpirun(tmp_path / "venv", "(Open MPI)", name="mpiexec")
-    monkeypatch.setenv("PATH", str(tmp_path / "site"), prepend=":")
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "venv/python"))
-    assert find_mpirun() == Mpirun(own, "openmpi")
-
-
 def test_without_mpirun_the_remedy_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -259,23 +226,3 @@ def test_the_terminal_is_named_only_where_rank_0_sees_it():
     seen = machine(terminal="/dev/pts/3", columns=90)
     assert render_command(placed(), OPEN_MPI, seen)[1]["PACELINE_TTY"] == "/dev/pts/3"
     assert render_command(placed(leads_here=False), OPEN_MPI, seen)[1]["PACELINE_TTY"] == "0"
-
-
-def test_qrsh_starts_daemons_that_are_deaf_to_the_signal_before_the_end(tmp_path):
-    job = write_agent(placed(agent="echo qrsh"), tmp_path, OPEN_MPI)
-    assert job.placement.agent == "echo qrsh"
-    job = write_agent(placed(agent="qrsh -inherit"), tmp_path, OPEN_MPI)
-    assert job.placement.agent == f"sh {tmp_path}/agent"
-    qrsh = tmp_path / "qrsh"
-    qrsh.write_text('#!/bin/sh\nshift 2\nexec sh -c "$*"\n')
-    qrsh.chmod(0o755)
-    done = subprocess.run(
-        ["sh", str(tmp_path / "agent"), "n07", "A=5;", "export A;", "kill -USR2 $$;", "echo $A"],
-        env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    assert (done.returncode, done.stdout) == (0, "5\n")
-    hydra = write_agent(placed(agent="qrsh -inherit"), tmp_path, Mpirun("mpiexec", "mpich"))
-    assert hydra.placement.agent == f"{tmp_path}/agent"

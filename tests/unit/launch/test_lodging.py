@@ -1,8 +1,3 @@
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -13,46 +8,6 @@ from paceline.launch.lodging import STARTED, settle_in, take_word, tell_launcher
 from paceline.launch.undertaker import KEEPER
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
-
-RANK = "from paceline.launch.lodging import settle_in; settle_in(); {then}"
-
-
-def host(folder: Path, then: str = "pass", after: str = "true") -> subprocess.Popen[bytes]:
-    """A daemon that starts one rank in a host where the job has no folder yet."""
-    rank = f"{sys.executable} -c '{RANK.format(then=then)}'"
-    env = os.environ | {JOB_FOLDER: str(folder)}
-    return subprocess.Popen(["sh", "-c", f"{rank}; {after}"], env=env, start_new_session=True)
-
-
-def wait_for(condition, seconds: float = 20) -> bool:
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()
-
-
-def test_the_folder_lives_as_long_as_the_daemon_that_started_the_rank(tmp_path: Path):
-    folder = tmp_path / "paceline-1-x"
-    daemon = host(folder, after="sleep 30")
-    try:
-        assert wait_for((folder / KEEPER).exists)
-        time.sleep(0.3)  # the rank has ended, others of its host may not have
-        assert folder.is_dir()
-    finally:
-        os.killpg(daemon.pid, signal.SIGKILL)
-        daemon.wait()
-    assert wait_for(lambda: not folder.exists())
-
-
-def test_a_rank_that_outlives_the_daemon_is_ended(tmp_path: Path):
-    folder, pid = tmp_path / "paceline-1-x", tmp_path / "pid"
-    then = f'import os, time; open("{pid}", "w").write(str(os.getpid())); time.sleep(60)'
-    daemon = host(folder, then)
-    assert wait_for(lambda: pid.exists() and pid.read_text() and (folder / KEEPER).exists())
-    os.kill(daemon.pid, signal.SIGKILL)
-    daemon.wait()
-    assert wait_for(lambda: not folder.exists())
-    assert wait_for(lambda: not Path(f"/proc/{pid.read_text()}").exists())
 
 
 def test_where_the_folder_is_nobody_keeps_it(tmp_path: Path, monkeypatch):

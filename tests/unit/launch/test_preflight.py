@@ -6,14 +6,11 @@ shell. The real one is met in tests/clusters.
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from paceline.errors import LaunchError
-from paceline.launch import preflight
 from paceline.launch.facts import Facts
-from paceline.launch.preflight import ask_hosts, check_hosts, compare, over, skew
+from paceline.launch.preflight import compare, over, skew
 from paceline.launch.refusals import explain_refusal
 
 FACTS = Facts(
@@ -35,13 +32,6 @@ FACTS = Facts(
 def nodes(**changes: object) -> dict[str, Facts]:
     """Two nodes; the changes are the second one's."""
     return {"n1": FACTS, "n2": replace(FACTS, **{"host": "n2", **changes})}
-
-
-def agent(folder: Path, script: str) -> tuple[str, ...]:
-    path = folder / "agent"
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return (str(path),)
 
 
 def test_equal_hosts_are_no_problem():
@@ -120,56 +110,11 @@ def test_a_shell_that_may_not_run_python_is_not_taken_for_ssh(code):
     assert f"n2 has no Python at {sys.executable}" in problem.what
 
 
-def test_hosts_answer_through_the_agent(tmp_path):
-    script = agent(tmp_path, 'shift; exec sh -c "$*"')
-    (answer,) = ask_hosts(["elsewhere", "elsewhere"], script).values()
-    assert answer.facts is not None
-    assert answer.facts.executable == sys.executable
-    assert answer.facts.skew_s == 0.0
-
-
-def test_all_problems_are_told_at_once(tmp_path):
-    script = agent(
-        tmp_path,
-        'case $1 in\n'
-        'n1) echo "ssh: connect to host n1 port 22: Connection refused" >&2; exit 255;;\n'
-        'n2) echo "Host key verification failed." >&2; exit 255;;\n'
-        'n3) echo \'{"host": "n3", "python": "2.7"}\';;\n'
-        'esac',
-    )  # fmt: skip
-    with pytest.raises(LaunchError) as raised:
-        check_hosts(["n1", "n2", "n3"], script)
-    message = str(raised.value)
-    assert "cannot be started on n1, n2, n3" in message
-    for words in ("n1 refuses", "host key of n2", "2.7 on n3", "the clock of n3"):
-        assert words in message
-
-
-def test_a_host_that_never_answers_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(preflight, "PROBE_TIMEOUT_S", 0.2)
-    (answer,) = ask_hosts(["n1"], agent(tmp_path, "exec sleep 60")).values()
-    assert answer.problem is not None
-    assert "n1 cannot be reached" in answer.problem.what
-
-
-def test_an_agent_that_is_missing_is_a_problem(tmp_path):
-    (answer,) = ask_hosts(["n1"], (str(tmp_path / "ssh"),)).values()
-    assert answer.problem is not None
-
-
 def test_a_host_is_named_where_the_agent_says():
     *words, _ = over(("ssh", "-q"), "n1", ("a b",))
     assert words == ["ssh", "-q", "n1"]
     *words, _ = over(("srun", "-w", "{host}", "sh", "-c"), "n1", ("a",))
     assert words == ["srun", "-w", "n1", "sh", "-c"]
-
-
-def test_what_decides_the_mpi_of_a_rank_decides_that_of_the_probe(tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "3 of $(them)")
-    script = agent(tmp_path, 'shift; unset OMP_NUM_THREADS; exec sh -c "$*"')
-    (answer,) = ask_hosts(["elsewhere"], script).values()
-    assert answer.facts is not None
-    assert answer.facts.threads == "3 of $(them)"
 
 
 def test_folders_and_words_are_quoted_for_the_shell_there(tmp_path, monkeypatch):

@@ -1,17 +1,12 @@
 """What the probe reads of a node; roots of file systems and environments are made up."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch import node
 from paceline.launch.facts import Facts, from_json, to_json
 from paceline.launch.node import (
-    explain_failure,
     name_job,
     parse_mpi_list,
     read_interfaces,
@@ -151,24 +146,3 @@ def test_plugins_of_srun_are_read_from_old_and_new_forms():
 )
 def test_the_job_has_a_name(env, job):
     assert name_job(env) == job
-
-
-def test_why_a_command_fails_is_told():
-    assert explain_failure(["true"]) == ""
-    assert explain_failure(["sh", "-c", "echo first >&2; echo second >&2; exit 3"]) == "first"
-    assert explain_failure(["sh", "-c", "exit 3"]) == "exit code 3"
-    assert explain_failure(["sleep", "9"], timeout_s=0.05).startswith("no answer")
-    assert node.answer(["sh", "-c", "echo no; exit 1"]) == ""
-
-
-def test_the_probe_prints_the_facts_of_this_node():
-    env = {**os.environ, "OMP_NUM_THREADS": "3", "SLURM_JOB_ID": "5", "SLURM_NTASKS": "many"}
-    argv = [sys.executable, "-m", "paceline.launch.probe"]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
-    facts = from_json(done.stdout)
-    assert (facts.threads, facts.job, facts.executable) == ("3", "Slurm job 5", sys.executable)
-    assert "SLURM_NTASKS is 'many'" in facts.job_problem
-    assert facts.affinity == sorted(os.sched_getaffinity(0))
-    assert facts.libmpi_kind == facts.mpirun_kind
-    assert "lo" in facts.interfaces
-    assert facts.memory_bytes > facts.memory_free_bytes > 0

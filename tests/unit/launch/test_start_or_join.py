@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from paceline.cli import ranks
+from paceline.launch.command import Mpirun
 from paceline.launch.foreground import Ended
 
 HEAD = (sys.executable, "-m", "paceline")
@@ -20,6 +21,7 @@ def started(monkeypatch):
         jobs.append((kind, job.command, restart))
         return Ended(1)
 
+    monkeypatch.setattr(ranks, "find_mpirun", lambda: Mpirun("mpirun", "openmpi"))
     monkeypatch.setattr(ranks, "start_ranks", functools.partial(start, "ranks"))
     monkeypatch.setattr(ranks, "start_alone", functools.partial(start, "alone"))
     patient = functools.partial(ranks.run_with_restarts, sleep=lambda seconds: None)

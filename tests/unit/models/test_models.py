@@ -34,6 +34,7 @@ KNOWN = {
 }
 """Shape of a sample (None: a sentence), classes, published number of parameters (those of the
 language models: see test_language_models)."""
+LARGE = [name for name, (shape, _, _) in KNOWN.items() if shape == PHOTOS]
 EVERY_TOKEN = ("language_lstm", "transformer")
 """Models that answer for each token, not for the sentence."""
 
@@ -51,7 +52,9 @@ def test_every_model_is_known():
     assert set(MODELS) == set(KNOWN)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in LARGE else ()) for name in KNOWN]
+)
 def test_size_shape_and_learning(name):
     """Every part gets a gradient, and a small step against it does what it promises."""
     shape, classes, parameters = KNOWN[name]
@@ -108,6 +111,12 @@ def test_classes_can_be_chosen(name):
     with torch.device("meta"):  # shapes alone, no numbers
         network = load_function(MODELS[name])(classes=7)
         assert network(torch.rand(3, *KNOWN[name][0])).shape == (3, 7)
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_large_networks_have_their_published_size(name):
+    with torch.device("meta"):
+        assert count(load_function(MODELS[name])()) == KNOWN[name][2]
 
 
 def test_the_layers_of_the_mlp_can_be_chosen():

@@ -1,9 +1,9 @@
 """Stopwatch: no second is lost, none is counted twice."""
 
-import timeit
 from time import perf_counter
 
 import pytest
+from support.costs import cost_ratio
 
 from paceline.observe import Stopwatch, TimeSplit
 
@@ -43,8 +43,9 @@ def test_laps_add_up_to_the_time_between_start_and_the_last_lap():
 def test_start_forgets_the_time_since_the_last_lap():
     watch = Stopwatch()
     spend(0.01)
+    before = perf_counter()
     watch.start()
-    assert watch.lap("compute") < 0.01
+    assert watch.lap("compute") <= perf_counter() - before
 
 
 def test_take_empties_the_buckets_and_the_lap_goes_on():
@@ -62,7 +63,6 @@ def test_an_unknown_bucket_is_refused():
         Stopwatch().lap("comm")
 
 
-def test_a_lap_costs_less_than_1_microsecond():
+def test_a_lap_costs_a_few_looks_at_the_clock():
     watch = Stopwatch()
-    rounds = timeit.repeat(lambda: watch.lap("compute"), number=500, repeat=50)
-    assert min(rounds) / 500 < 1e-6
+    assert cost_ratio(lambda: watch.lap("compute"), perf_counter) < 12

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from contract.rule_courses import random_order, set_out
+from support.rule_courses import random_order, set_out
 
 from paceline.rules import EASGD
 from paceline.rules.centre import Terms

@@ -6,7 +6,7 @@ one server, on two, in pieces on the workers of several nodes) the course must b
 
 import numpy as np
 import pytest
-from scripts_of_turns import RATE, TARGETS, play
+from support.scripted_turns import RATE, TARGETS, play
 
 from paceline.rules import EASGD, Downpour, Gossip
 

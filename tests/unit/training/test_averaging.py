@@ -1,17 +1,18 @@
 """The rule `average` in training and in a user's loop, against references written out here."""
 
-import time
+import threading
 
 import numpy as np
 import pytest
 import torch
+from support.line_problem import BATCH, SAMPLES, build, data, fit, own_loop, weights
 from torch import nn
-from training_of_a_line import BATCH, SAMPLES, build, data, fit, own_loop, weights
 
 import paceline
 from paceline.comm import run_world
 from paceline.data import epoch_order, plan_steps
 from paceline.observe import read_events
+from paceline.training.exchange import weights as exchange_of_weights
 from paceline.training.trainer import Trainer
 
 
@@ -119,18 +120,20 @@ def test_post_local_is_bsp_until_it_starts(tmp_path):
     assert one.tobytes() == weights(fit(tmp_path, 2, "bsp").model).tobytes()
 
 
-def test_ranks_meet_by_the_clock(tmp_path):
-    """Rank 1 is slow; meetings come by time, so it brings fewer samples to each."""
+def test_ranks_meet_by_the_clock(tmp_path, monkeypatch):
+    """By rank 1's clock its steps take longer: it brings fewer of them to a meeting."""
+    now = threading.local()
 
-    class Slow(paceline.Callback):
+    class Tick(paceline.Callback):
         def on_batch_end(self, trainer, step, logs):
-            if trainer.world.rank == 1:
-                time.sleep(0.01)
+            now.s = getattr(now, "s", 0.0) + (0.01, 0.015)[trainer.world.rank]
 
-    result = fit(tmp_path, 2, {"name": "average", "every": "0.03s"}, callbacks=[Slow()])
+    monkeypatch.setattr(exchange_of_weights, "monotonic", lambda: getattr(now, "s", 0.0))
+    result = fit(tmp_path, 2, {"name": "average", "every": "0.025s"}, callbacks=[Tick()])
     events = [e for e in read_events(result.run_dir / "events") if e["event"] == "step"]
-    meetings = [e for e in events if e["bytes"] and e["rank"] == 0]
-    assert 4 <= len(meetings) < len([e for e in events if e["rank"] == 0])
+    met = [["x" if e["bytes"] else "." for e in events if e["rank"] == rank] for rank in (0, 1)]
+    # Two epochs, each of which ends with a meeting: to those of rank 0 it once brings nothing.
+    assert ["".join(steps) for steps in met] == ["...x..xxx..x..x.xx", "..x.x.xx.x.x.x.x"]
     assert [record.samples for record in result.history] == [SAMPLES] * 2
 
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from support.line_problem import BATCH, SAMPLES, build, data, fit, own_loop, weights
 from torch import nn
-from training_of_a_line import BATCH, SAMPLES, build, data, fit, own_loop, weights
 
 import paceline
 from paceline.data import epoch_order, plan_steps

@@ -1,16 +1,12 @@
 """The plain model of a run, in files that need no Paceline."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
+from support.line_problem import BATCH, data
 from torch import nn
-from training_of_a_line import BATCH, data
 
 from paceline.comm import SoloWorld, run_world
 from paceline.errors import CheckpointError, ConfigError, Interrupted, OutputError
@@ -408,21 +404,3 @@ def test_a_checkpoint_of_an_older_version_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "read", older)
     with pytest.raises(CheckpointError, match=r"an older version wrote it. Resume the run"):
         export(tmp_path / "run", tmp_path / "model.pt", "newest")
-
-
-KERAS = """
-import io
-from paceline.training.plain_model import PlainModel, _write_keras
-text = '{"module": "keras", "class_name": "Sequential", "config": {"name": "empty", "layers": []}}'
-_write_keras(PlainModel({}, {}, "keras", text), io.BytesIO())
-"""
-
-
-def test_a_keras_checkpoint_is_exported_with_a_backend_that_is_there(tmp_path):
-    (tmp_path / "keras.json").write_text('{"backend": "openvino"}')
-    env = {key: value for key, value in os.environ.items() if key != "KERAS_BACKEND"}
-    done = subprocess.run(
-        [sys.executable, "-c", KERAS], env={**env, "KERAS_HOME": str(tmp_path)},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr

@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 import torch
-from free_running import RULES, count_through
+from support.async_runs import RULES, count_through
+from support.line_problem import BATCH, build, data, fit, own_loop, weights
 from torch import nn
-from training_of_a_line import BATCH, build, data, fit, own_loop, weights
 
 from paceline import Callback, keep_pace, shard
 from paceline.comm import current_world, run_world
@@ -193,29 +193,64 @@ def test_an_overlapped_push_without_a_pull_moves_nothing_here():
     assert x.tolist() == [1.0]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-def test_overlap_goes_on_computing_while_an_exchange_travels(monkeypatch, overlap):
-    meet = NodeCentre.meet
+def take_steps(world, overlap, number, then=lambda: None):
+    """So many steps of a loop that exchanges after its fourth, and something after each."""
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with keep_pace(model, optimizer, rule=EASGD(every=4, overlap=overlap)):
+        for _ in range(number):
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            optimizer.step()
+            then()
 
-    def slow(self, *arguments):
-        time.sleep(0.5)
+
+def test_overlap_goes_on_computing_while_an_exchange_travels(monkeypatch):
+    """No exchange gets there before both ranks have taken three steps more."""
+    meet, computed, arrived = NodeCentre.meet, threading.Barrier(2), threading.Event()
+
+    def late(self, *arguments):
+        assert arrived.wait(30), "the exchange held up the steps"
         return meet(self, *arguments)
 
-    monkeypatch.setattr(NodeCentre, "meet", slow)
+    monkeypatch.setattr(NodeCentre, "meet", late)
 
     def program(world):
-        model = build()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        began = time.perf_counter()
-        with keep_pace(model, optimizer, rule=EASGD(every=4, overlap=overlap)):
-            for _ in range(7):  # one exchange after the fourth step, one at the end
-                for parameter in model.parameters():
-                    parameter.grad = torch.ones_like(parameter)
-                optimizer.step()
-            return time.perf_counter() - began
+        steps = iter(range(1, 8))
 
-    quickest = min(run_world(2, program))
-    assert (quickest < 0.4) == overlap
+        def then():
+            if next(steps) == 7:
+                computed.wait(30)
+                arrived.set()
+
+        take_steps(world, True, 7, then)
+
+    run_world(2, program)
+    assert arrived.is_set()
+
+
+def test_without_overlap_a_step_ends_after_its_exchange(monkeypatch):
+    meet, under_way, met = NodeCentre.meet, [], []
+
+    def noted(self, *arguments):
+        rank = threading.current_thread().name
+        under_way.append(rank)
+        news = meet(self, *arguments)
+        time.sleep(0.01)
+        under_way.remove(rank)
+        met.append(rank)
+        return news
+
+    monkeypatch.setattr(NodeCentre, "meet", noted)
+
+    def program(world):
+        rank = threading.current_thread().name
+        seen = []
+        take_steps(world, False, 7, lambda: seen.append((rank in under_way, met.count(rank))))
+        return seen
+
+    for seen in run_world(2, program):
+        assert seen == [(False, 0)] * 3 + [(False, 1)] * 4
 
 
 @pytest.mark.parametrize("kind", [ZeroDivisionError, WorldError])
@@ -227,7 +262,7 @@ def test_a_server_that_fails_ends_the_run(tmp_path, monkeypatch, capsys, kind):
     began = time.monotonic()
     with pytest.raises(WorldError, match="rank 2 aborted the world"):
         fit(tmp_path, 3, EASGD(servers=1, every=1))
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "the centre is unwell" in capsys.readouterr().err
 
 
@@ -241,7 +276,7 @@ def test_a_worker_that_fails_ends_the_others(tmp_path):
     for name, (rule, ranks) in RULES.items():
         with pytest.raises(ZeroDivisionError, match="worker one"):
             count_through(tmp_path / name, rule, ranks, callbacks=[[Unwell()]] * ranks)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 100
 
 
 def test_too_little_node_memory_puts_the_centre_on_the_workers(tmp_path, monkeypatch):

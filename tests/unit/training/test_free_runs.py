@@ -1,12 +1,12 @@
 """Runs of the Trainer whose workers go at their own pace."""
 
-import time
+import threading
 
 import numpy as np
 import pytest
-from free_running import Numbers, all_of, count_through, every_rule
+from support.async_runs import Numbers, all_of, count_through, every_rule
+from support.line_problem import BATCH, SAMPLES, build, data, fit, own_loop, weights
 from torch import nn
-from training_of_a_line import BATCH, SAMPLES, build, data, fit, own_loop, weights
 
 from paceline import Callback
 from paceline.comm import SoloWorld, run_world
@@ -122,33 +122,25 @@ def test_a_rank_alone_is_plain_training_bit_for_bit(tmp_path, rule):
 
 
 def test_validation_does_not_stop_the_workers(tmp_path):
-    """Rank 0 takes half a second to validate; the other worker's steps go on meanwhile."""
+    """Rank 0's first validation ends only when the other worker has taken 20 steps meanwhile."""
 
     class Slow(Callback):
         def on_validation_end(self, trainer, logs):
-            if len(trainer.history) < 1:
-                began = time.time()
-                time.sleep(0.5)
-                spans.append((began, time.time()))
+            if trainer.world.rank == 0 and not validating.is_set():
+                validating.set()
+                ended_meanwhile.append(enough.wait(60))
 
-    spans = []
-    model_delay = 0.005
+        def on_batch_end(self, trainer, step, logs):
+            if trainer.world.rank == 1 and validating.is_set():
+                steps.append(step)
+                if len(steps) == 20:
+                    enough.set()
 
-    def program(world):
-        model = Numbers(model_delay)
-        numbers = np.arange(SAMPLES, dtype=np.float64)[:, None]
-        return Trainer(
-            model.build, numbers, numbers[:4], world=world, rule=EASGD(every=1), epochs=12,
-            progress="off", callbacks=[Slow()], data={"batch_size": BATCH},
-            run_dir=str(tmp_path / "run"),
-        ).fit()  # fmt: skip
-
-    run_world(2, program)
-    begin, end = spans[0]
-    events = read_events(tmp_path / "run" / "events")
-    meanwhile = [e for e in events if e["event"] == "step" and begin < e["time"] < end]
-    assert {event["rank"] for event in meanwhile} == {1}
-    assert len(meanwhile) > 20
+    validating, enough = threading.Event(), threading.Event()
+    steps, ended_meanwhile = [], []
+    callbacks = [[Slow()], [Slow()]]
+    count_through(tmp_path, EASGD(every=1), 2, 12, callbacks=callbacks, held_out=np.zeros((4, 1)))
+    assert ended_meanwhile == [True]
 
 
 def test_the_validated_model_is_the_centre(tmp_path):

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 import torch
-from free_running import RULES as FREE
+from support.async_runs import RULES as FREE
+from support.line_problem import BATCH, SAMPLES, build, data, weights
 from torch import nn
-from training_of_a_line import BATCH, SAMPLES, build, data, weights
 
 import paceline
 from paceline.comm import SoloWorld, run_world
@@ -89,16 +89,17 @@ def test_a_warning_names_step_rank_and_samples(tmp_path, capsys, value, model, w
 
 
 def test_the_mean_loss_is_over_what_was_not_rejected(tmp_path):
-    for train in (poisoned(), poisoned(rows=range(SAMPLES))):
-        folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
-        result, rejected = fit(folder, 1, BSP(), train, max_rejected=99)[0]
-        clean = fit(tmp_path / f"clean{folder.name}", 1, BSP(), data())[0][0]
-        if rejected == 2:
-            assert result.history[0].train_loss == pytest.approx(
-                clean.history[0].train_loss, rel=0.2
-            )
-        else:
-            assert result.history[0].train_loss is None
+    result, rejected = fit(tmp_path / "run", 1, BSP(), poisoned(), max_rejected=99)[0]
+    clean = fit(tmp_path / "clean", 1, BSP(), data())[0][0]
+    assert rejected == 2
+    assert result.history[0].train_loss == pytest.approx(clean.history[0].train_loss, rel=0.2)
+
+
+@every_rule
+def test_an_epoch_in_which_all_was_rejected_ends_the_run(tmp_path, rule, ranks):
+    train = poisoned(rows=range(SAMPLES))
+    with pytest.raises(TrainingError, match=r"no batch of epoch 1 gave a finite loss, and all"):
+        fit(tmp_path / "run", ranks, rule, train, max_rejected=99)
 
 
 @every_rule

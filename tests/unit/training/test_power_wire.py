@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
+from support.line_problem import fit, own_loop, weights
 from torch import nn
-from training_of_a_line import fit, own_loop, weights
 
 import paceline
 from paceline.comm import SoloWorld, ThreadWorld, run_world

@@ -1,7 +1,16 @@
+import errno
+import os
+import shutil
+import socket
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
+
+from paceline.errors import ConfigError, OutputError
 from paceline.observe.trial import TRIAL
-from paceline.training.rundir import make_fresh
+from paceline.training.model_file import check_room, save_model
+from paceline.training.rundir import find_run_dir, make_fresh, make_run_dir
 from paceline.training.settings import read_config
 
 
@@ -17,3 +26,83 @@ def test_a_trial_leaves_nothing_where_the_user_works(tmp_path: Path, monkeypatch
     monkeypatch.setenv(TRIAL, str(tmp_path / "trial"))
     assert make_fresh(read_config({"model": "mnist"})).is_relative_to(tmp_path / "trial")
     assert not Path("runs").exists()
+
+
+def test_a_disk_that_is_full_when_a_run_is_resumed_leaves_its_config(tmp_path, monkeypatch):
+    config = read_config({"model": "mnist", "run_dir": str(tmp_path / "run")})
+    path, claim = make_run_dir(config)
+    claim.release()
+    before = (path / "config.yaml").read_text()
+
+    def full(self, text, **options):
+        self.touch()  # the name is there, and nothing behind it
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OutputError, match=r"config.yaml cannot be written: No space left"):
+        make_run_dir(config, path)
+    monkeypatch.undo()
+    assert (path / "config.yaml").read_text() == before
+    assert [p.name for p in path.iterdir() if p.name.startswith(".config")] == []
+
+
+def test_a_directory_that_is_in_use_is_refused_with_who_holds_it(tmp_path):
+    config = read_config({"model": "mnist", "run_dir": str(tmp_path / "run"), "resume": "auto"})
+    path, claim = make_run_dir(config)
+    (path / "config.yaml").write_text("mine")
+    who = rf"in use by process {os.getpid()} on {socket.gethostname()} since 20\d\d-"
+    with pytest.raises(ConfigError, match=who):
+        make_run_dir(config, path)
+    assert (path / "config.yaml").read_text() == "mine"
+    claim.release()
+    make_run_dir(config, path)[1].release()
+    assert not (path / ".running").exists()
+
+
+@pytest.mark.parametrize("left", ["", "nonsense", '{"pid": null}', '{"pid": 1e999, "since": 3}'])
+def test_what_a_killed_job_has_left_is_taken_over(tmp_path, left):
+    (tmp_path / ".running").write_text(left)
+    config = read_config({"model": "mnist", "run_dir": str(tmp_path)})
+    _, claim = make_run_dir(config)
+    (tmp_path / ".running").write_text(left)  # whatever it says, it is held
+    with pytest.raises(ConfigError, match=r"in use by (another job|process)"):
+        make_run_dir(config)
+    claim.release()
+
+
+def test_the_runs_of_another_model_of_the_same_name_are_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("my.py").write_text("def mnist(): ...\n")
+    ours = read_config({"model": "mnist", "resume": "auto"})
+    theirs = read_config({"model": "my.py:mnist", "resume": "auto"})
+    path, claim = make_run_dir(theirs)
+    claim.release()
+    (path / "checkpoints").mkdir()
+    assert find_run_dir(ours) is None
+    assert find_run_dir(theirs) == path.relative_to(tmp_path)
+
+
+def test_a_disk_without_room_for_the_model_is_told_before_training(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_000_000))
+    check_room(tmp_path, 3_000_000)
+    with pytest.raises(OutputError, match=r"takes 5.0 MB, and there are 3.0 MB free .*2.0 MB are"):
+        check_room(tmp_path, 5_000_000)
+
+
+def test_a_model_that_finds_no_room_is_kept_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+
+    def save(path):
+        file = path.with_suffix(".bin")
+        file.write_bytes(b"half")
+        if (tmp_path / "run") in path.parents:
+            raise RuntimeError("I/O error: No space left on device")
+        return file
+
+    with pytest.raises(OutputError, match=r"No space left on device\. It is in \S+here\S+bin inst"):
+        save_model(save, tmp_path / "run")
+    assert list((tmp_path / "run").iterdir()) == []
+    (kept,) = (tmp_path / "here").glob("*/model.bin")
+    assert kept.read_bytes() == b"half"

@@ -6,8 +6,8 @@ import copy
 import numpy as np
 import pytest
 import torch
+from support.line_problem import BATCH, build, data, fit, weights
 from torch import nn
-from training_of_a_line import BATCH, build, data, fit, weights
 
 from paceline import keep_pace, shard
 from paceline.comm import SoloWorld, run_world
@@ -167,6 +167,7 @@ def test_a_node_keeps_one_copy_of_the_parameters():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with keep_pace(model, optimizer, share=True):
             inside = model.weight.data_ptr()
+            optimizer.step()
         return inside, model.weight.data_ptr()
 
     places = run_world(3, program)
@@ -190,7 +191,9 @@ class Own(torch.optim.SGD):
 def test_what_cannot_be_divided_is_not_shared(make, dtype):
     def program(world):
         model = build().to(dtype)
-        with keep_pace(model, make(model.parameters()), share=True) as pace:
+        optimizer = make(model.parameters())
+        with keep_pace(model, optimizer, share=True) as pace:
+            optimizer.step()
             return type(pace._exchange)
 
     assert run_world(2, program) == [GradientExchange] * 2
@@ -449,6 +452,7 @@ def test_too_little_memory_is_said_and_got_along_with(monkeypatch, caplog):
         model = build()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with keep_pace(model, optimizer, share=True) as pace:
+            optimizer.step()
             return type(pace._exchange)
 
     assert run_world(2, program) == [GradientExchange] * 2

@@ -327,14 +327,14 @@ def test_one_rank_that_asks_to_stop_stops_all_at_the_same_step(tmp_path, at_step
 def test_the_run_directory_tells_the_whole_story(tmp_path):
     result = fit(tmp_path, 2, validation=data(40), epochs=3)[0]
     folder = result.run_dir
-    names = {"config.yaml", "history.json", "summary.json", "events", "model.safetensors"}
+    names = {"config.yaml", "history.jsonl", "summary.json", "events", "model.safetensors"}
     assert {path.name for path in folder.iterdir()} == names
-    history = History.load(folder / "history.json")
+    history = History.load(folder / "history.jsonl")
     assert [record.samples for record in history] == [SAMPLES] * 3
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary) == {
         "val_loss", "val_accuracy", "train_loss", "epochs", "seconds", "samples",
-        "samples_per_s", "ranks", "rule", "stopped", "time",
+        "samples_per_s", "ranks", "rule", "stopped", "time", "warning",
     }  # fmt: skip
     assert set(summary["time"]) == {"compute", "wait", "communication", "data"}
     assert (summary["ranks"], summary["rule"], summary["epochs"]) == (2, "bsp", 3)
@@ -626,7 +626,7 @@ def test_a_run_that_is_stopped_between_validations_is_validated(tmp_path):
     )
     assert results[0].summary["epochs"] == 2
     assert results[0].summary["val_loss"] is not None
-    assert History.load(results[0].run_dir / "history.json")[-1].val_loss is not None
+    assert History.load(results[0].run_dir / "history.jsonl")[-1].val_loss is not None
 
 
 def test_fit_again_trains_again(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from training_of_a_line import fit, own_loop, weights
+from support.line_problem import fit, own_loop, weights
 
 import paceline
 from paceline.comm import ThreadWorld, run_world

@@ -16,7 +16,6 @@ from paceline.launch.doctor.scheduler import (
     check_scheduler,
     check_srun,
     fitting_pmi,
-    try_srun,
 )
 from paceline.launch.facts import Facts
 from paceline.launch.hosts import Host
@@ -226,15 +225,6 @@ def test_tasks_of_srun_that_cannot_find_each_other_fail():
     assert check.verdict == "ok"
     (check,) = check_srun(replace(alone, granted=1), {})
     assert check.verdict == "ok"
-
-
-def test_plugins_are_tried_inside_a_slurm_job_alone(tmp_path):
-    srun = tmp_path / "srun"
-    srun.write_text('#!/bin/sh\ncase "$*" in *pmix_v4*) exit 0;; esac\necho broken >&2\nexit 1\n')
-    srun.chmod(0o755)
-    facts = replace(IN_SLURM, commands={"srun": str(srun)})
-    assert try_srun(facts) == {"pmix": "broken"}
-    assert try_srun(replace(facts, job="")) == {}
 
 
 def test_slots_of_a_job_and_of_hosts_are_compared_with_what_is_asked():

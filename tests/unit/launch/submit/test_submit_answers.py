@@ -4,13 +4,13 @@ The answers of Slurm and Grid Engine were taken from real ones.
 """
 
 import pytest
-from submit_requests import request
+from support.job_requests import request
 
 from paceline.errors import ConfigError, LaunchError
 from paceline.launch.submit import SCHEDULERS
 from paceline.launch.submit import submit as handing_in
 from paceline.launch.submit.scheduler import Answer, State, advise
-from paceline.launch.submit.submit import Submitted, ask_scheduler, free_run_dir, submit
+from paceline.launch.submit.submit import Submitted, free_run_dir, submit
 
 
 def told(**answers):
@@ -149,14 +149,6 @@ def test_an_environment_for_one_node_takes_no_two():
         SCHEDULERS["sge"].settle(request(nodes=2, pe="smp"), told(qconf=rule))
 
 
-def test_a_scheduler_that_is_not_there_is_named(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    run_dir = tmp_path / "runs" / "new"
-    with pytest.raises(LaunchError, match=r"sbatch is not on PATH. Submit from a login node"):
-        submit(request(run_dir=run_dir), SCHEDULERS["slurm"])
-    assert not run_dir.exists()
-
-
 def test_a_refusal_spares_what_others_left(monkeypatch, tmp_path):
     monkeypatch.setattr(handing_in, "ask_scheduler", lambda *_: Answer(1, "no\nreally"))
     (tmp_path / "model").touch()
@@ -191,8 +183,3 @@ def test_a_free_run_directory_does_not_exist(tmp_path):
     first = free_run_dir("x", tmp_path)
     first.mkdir()
     assert not free_run_dir("x", tmp_path).exists()
-
-
-def test_commands_are_asked_for_real():
-    assert ask_scheduler(("sh", "-c", "echo out; echo err >&2; exit 3")) == Answer(3, "out\nerr\n")
-    assert ask_scheduler(("no-such-command",)).code is None

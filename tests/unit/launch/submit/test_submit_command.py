@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli import main
+from paceline.cli import submit as submit_command
 from paceline.launch.submit import SCHEDULERS
 from paceline.launch.submit import submit as handing_in
 from paceline.launch.submit.scheduler import Answer
@@ -162,6 +163,7 @@ def test_the_place_of_data_goes_along(script, monkeypatch):
 
 def test_the_job_is_described(monkeypatch, capsys, place):
     monkeypatch.setattr(handing_in, "ask_scheduler", lambda *_: Answer(0, "12\n"))
+    monkeypatch.setattr(submit_command, "ask_scheduler", lambda *_: Answer(None, ""))
     words = ("--nodes", "2", "--array-seeds", "1-3", "--", "train", "--run-dir", "a b")
     assert main(["submit", "slurm", *words]) == 0
     assert capsys.readouterr().out == (

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from paceline.cli import tune
+from paceline.cli.train_settings import read_settings
 from paceline.errors import LaunchError
 from paceline.launch.tune.command import Command
 from paceline.launch.tune.plan import Setting
@@ -54,7 +55,7 @@ def test_a_trial_of_train_trains_on_without_saving(tmp_path):
     tune.train_command.add_parser(parser.add_subparsers())
     args = parser.parse_args(argv[3:])
     assert (args.ranks, args.threads, args.restarts) == (2, 1, 0)
-    config = tune.train_command._read_settings(args)
+    config = read_settings(args)
     assert config.run_dir == str(tmp_path / "run")
     assert (config.resume, config.checkpoint_every, config.max_time) == (None, None, None)
     assert config.epochs == config.validate_every == 100_000

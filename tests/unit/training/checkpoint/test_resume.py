@@ -6,8 +6,8 @@ import time
 import numpy as np
 import pytest
 import torch
+from support.line_problem import BATCH, SAMPLES, data, weights
 from torch import nn
-from training_of_a_line import BATCH, SAMPLES, data, weights
 
 from paceline.comm import SoloWorld, run_world
 from paceline.comm.threads import ThreadWorld

@@ -4,10 +4,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from free_running import RULES, Numbers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from training_of_a_line import BATCH, SAMPLES
+from support.async_runs import RULES, Numbers
+from support.line_problem import BATCH, SAMPLES
 
 from paceline.comm import SoloWorld, run_world
 from paceline.errors import CheckpointError, Interrupted

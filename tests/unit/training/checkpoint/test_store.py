@@ -1,10 +1,6 @@
 """Checkpoints are there whole or not at all, and damage is found before it is used."""
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -13,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from any_tree import bits, trees
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from support.checkpoint_folders import hidden
+from support.trees import bits, trees
 
 from paceline.errors import CheckpointError, OutputError
 from paceline.training.checkpoint import store as module
 from paceline.training.checkpoint.store import Store, newest_sound
 
 ONE, TWO = "step-00000001", "step-00000002"
-FOLDER_MARKS = (".draft-", ".gone-", ".old-")
 
 
 def save(store, name, parts, **facts):
@@ -35,10 +31,6 @@ def save(store, name, parts, **facts):
 
 def save_number(store, name, number):
     save(store, name, {"model": {"w": np.full(3, number)}}, number=number)
-
-
-def hidden(store):
-    return [path.name for path in store.folder.iterdir() if path.name.startswith(FOLDER_MARKS)]
 
 
 @settings(max_examples=60, deadline=None)
@@ -144,7 +136,6 @@ def test_begin_removes_what_others_left(tmp_path):
     assert store.names() == [ONE]
 
 
-@pytest.mark.timeout(30)
 def test_commit_waits_for_the_parts_of_all_threads(tmp_path):
     store = Store(tmp_path)
     names = [f"rank-{rank}" for rank in range(4)]
@@ -157,7 +148,7 @@ def test_commit_waits_for_the_parts_of_all_threads(tmp_path):
     threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
     for thread in threads:
         thread.start()
-    store.commit(ONE, names, {}, timeout_s=20)
+    store.commit(ONE, names, {}, timeout_s=60)
     for thread in threads:
         thread.join()
     assert store.parts(ONE) == names
@@ -180,7 +171,6 @@ def test_a_part_that_never_comes_is_named(tmp_path):
     assert hidden(store) == []
 
 
-@pytest.mark.timeout(30)
 def test_a_rank_that_gives_up_ends_the_waiting_of_the_other(tmp_path):
     store = Store(tmp_path)
     store.begin(ONE)
@@ -188,8 +178,8 @@ def test_a_rank_that_gives_up_ends_the_waiting_of_the_other(tmp_path):
     timer.start()
     began = time.monotonic()
     with pytest.raises(OutputError, match="another rank may have given it up"):
-        store.commit(ONE, ["model"], {}, timeout_s=25)
-    assert time.monotonic() - began < 20
+        store.commit(ONE, ["model"], {}, timeout_s=100)
+    assert time.monotonic() - began < 60
     timer.join()
 
 
@@ -215,13 +205,13 @@ def test_a_part_may_be_written_again(tmp_path):
 
 def test_a_part_that_is_being_written_again_is_not_there(tmp_path, monkeypatch):
     def stop(*_):
-        raise RuntimeError("killed")
+        raise KeyboardInterrupt("killed")
 
     store = Store(tmp_path)
     store.begin(ONE)
     store.write(ONE, "model", {"w": np.zeros(100)})
     monkeypatch.setattr(module, "write_file", stop)
-    with pytest.raises(RuntimeError, match="killed"):
+    with pytest.raises(KeyboardInterrupt, match="killed"):
         store.write(ONE, "model", {"w": np.ones(100)})
     with pytest.raises(OutputError, match=r"1 of 1 parts are not there \(model\)"):
         store.commit(ONE, ["model"], {}, timeout_s=0)
@@ -231,9 +221,11 @@ def test_a_part_that_is_being_written_again_is_not_there(tmp_path, monkeypatch):
 def test_arrays_that_safetensors_does_not_know_are_refused(tmp_path, dtype):
     store = Store(tmp_path)
     store.begin(ONE)
-    with pytest.raises(AssertionError, match="'w' has dtype"):
+    with pytest.raises(OutputError, match="'w' has dtype"):
         store.write(ONE, "model", {"w": np.zeros(2, dtype)})
-    assert list((tmp_path / f".draft-{ONE}").iterdir()) == []
+    with pytest.raises(OutputError):  # at once: the part will not come
+        store.commit(ONE, ["model"], {})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_that_leave_the_folder_are_refused(tmp_path):
@@ -548,168 +540,3 @@ def test_the_newest_sound_one_is_found_and_each_damaged_one_reported(tmp_path):
     assert newest_sound(store, reports.append) is None
     assert len(reports) == 3
     assert all(report.endswith("; no sound one is left") for report in reports)
-
-
-# Disks that are full, ranks that are killed
-
-
-FULL = """
-import json, os, resource, sys
-from pathlib import Path
-import numpy as np
-from paceline.errors import OutputError
-from paceline.training.checkpoint.store import Store, newest_sound
-
-folder, kind = Path(sys.argv[1]), sys.argv[2]
-store = Store(folder / "checkpoints")
-
-def save(name, floats):
-    store.begin(name)
-    store.write(name, "model", {"w": np.ones(floats), "text": "x" * 5000})
-    store.commit(name, ["model"], {"step": 1})
-
-def attempt(floats):
-    try:
-        save("step-2", floats)
-        error = None
-    except OutputError as failure:
-        error = str(failure)
-    reports = []
-    sound = newest_sound(store, reports.append)
-    store.check("step-1")
-    print(json.dumps([error, sound, sorted(os.listdir(store.folder)), reports]), flush=True)
-    return error
-
-save("step-1", 10)
-if kind == "limit":
-    for limit_bytes, floats in ((4000, 1000), (4000, 10), (30_000, 1000), (30_000, 10_000)):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, resource.RLIM_INFINITY))
-        attempt(floats)
-else:
-    filler = os.open(folder / "filler", os.O_CREAT | os.O_WRONLY)
-    size = 0
-    try:
-        while True:
-            size += os.write(filler, bytes(4096))
-    except OSError:
-        pass
-    for pages in range(40):
-        os.ftruncate(filler, size - 4096 * pages)
-        if attempt(1500) is None:
-            break
-"""
-
-
-def run_full(*command):
-    answer = subprocess.run(command, capture_output=True, text=True, timeout=50)
-    if answer.returncode == 77:
-        pytest.skip(f"no file system can be mounted here: {answer.stderr.strip()}")
-    assert answer.returncode == 0, answer.stderr
-    return [json.loads(line) for line in answer.stdout.splitlines()]
-
-
-def assert_old_one_survived(attempts, reason):
-    for error, newest, entries, reports in attempts:
-        assert f"checkpoints/step-2 cannot be written: {reason}; " in error
-        assert (newest, entries, reports) == ("step-1", ["step-1"], [])
-
-
-@pytest.mark.timeout(60)
-def test_a_limit_of_file_sizes_leaves_the_old_checkpoint(tmp_path):
-    *attempts, fits, last = run_full(sys.executable, "-c", FULL, str(tmp_path), "limit")
-    assert len(attempts) == 2
-    assert_old_one_survived(attempts, "File too large")
-    assert fits[:3] == [None, "step-2", ["step-1", "step-2"]]
-    # The one that fits is not harmed by the next, of the same name, which does not.
-    assert "File too large" in last[0]
-    assert last[1:] == ["step-2", ["step-1", "step-2"], []]
-
-
-@pytest.mark.timeout(60)
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path):
-    if os.geteuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("only root, with unshare, can mount a small file system for this test")
-    # In a mount namespace of its own, so that nothing stays mounted however this ends.
-    script = 'mount -t tmpfs -o size=256k paceline "$1" || exit 77; exec "$2" -c "$3" "$1" disk'
-    shell = ["sh", "-c", script, "sh", str(tmp_path), sys.executable, FULL]
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True, timeout=20).returncode:
-        pytest.skip("unshare -m is not allowed here")
-    *attempts, last = run_full("unshare", "-m", *shell)
-    assert len(attempts) >= 4
-    assert_old_one_survived(attempts, "No space left on device")
-    assert last[:3] == [None, "step-2", ["step-1", "step-2"]]
-    assert list(tmp_path.iterdir()) == []
-
-
-KILLED = """
-import os, shutil, signal, sys, zlib
-from pathlib import Path
-import numpy as np
-from paceline.training.checkpoint import files
-from paceline.training.checkpoint.store import Store
-
-def save(store, name, number):
-    store.begin(name)
-    store.write(name, "model", {"w": np.full(1000, number)})
-    store.commit(name, ["model"], {"number": number})
-
-def die_at(moment):
-    left = [moment]
-    def tick(*_):
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-    def after(function):
-        def call(*arguments):
-            tick()
-            return function(*arguments)
-        return call
-    files.zlib.crc32 = after(zlib.crc32)
-    files.os.fsync = after(os.fsync)
-    events = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
-    sys.addaudithook(lambda event, _: tick() if event in events else None)
-
-files.CHUNK_BYTES = 1000
-root = Path(sys.argv[1])
-save(Store(root / "start"), "step-1", 1)
-for moment in range(1000):
-    place = root / str(moment)
-    shutil.copytree(root / "start", place)
-    child = os.fork()
-    if child == 0:
-        store = Store(place, keep=1)
-        die_at(moment)
-        save(store, "step-2", 2)
-        save(store, "step-2", 3)
-        os._exit(0)
-    if os.waitpid(child, 0)[1] == 0:
-        print(moment)
-        break
-"""
-
-
-@pytest.mark.timeout(110)
-def test_a_run_that_is_killed_at_any_moment_leaves_a_sound_checkpoint(tmp_path):
-    answer = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=100
-    )
-    assert answer.returncode == 0, answer.stderr
-    numbers, left_behind = [], set()
-    for moment in range(int(answer.stdout) + 1):
-        store = Store(tmp_path / str(moment))
-        reports = []
-        name = newest_sound(store, reports.append)
-        assert reports == []
-        numbers.append(store.facts(name)["number"])
-        assert name == ("step-1" if numbers[-1] == 1 else "step-2")
-        assert store.read(name, "model")["w"].tolist() == [numbers[-1]] * 1000
-        left_behind |= {mark for mark in FOLDER_MARKS for entry in hidden(store) if mark in entry}
-        before = store.names()
-        store.begin("step-9")
-        assert hidden(store) == [".draft-step-9"]
-        assert store.names() == before
-        assert store.facts(name)["number"] == numbers[-1]
-    assert numbers == sorted(numbers)
-    assert set(numbers) == {1, 2, 3}
-    assert left_behind == set(FOLDER_MARKS)
-    assert len(numbers) > 40

@@ -1,0 +1,1 @@
+"""Real clusters on this machine."""
