@@ -32,13 +32,13 @@ def weights(model):
     return torch.cat([p.detach().ravel() for p in model.parameters()]).numpy().copy()
 
 
-def fit(tmp_path, ranks, rule, epochs=2, momentum=0.9, rate=0.02, **settings):
+def fit(tmp_path, ranks, rule, epochs=2, momentum=0.9, rate=0.02, batch=BATCH, **settings):
     folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
 
     def program(world):
         return Trainer(
             build, data(), world=world, rule=rule, epochs=epochs, loss="mse", progress="off",
-            optimizer={"lr": rate, "momentum": momentum}, data={"batch_size": BATCH},
+            optimizer={"lr": rate, "momentum": momentum}, data={"batch_size": batch},
             run_dir=str(folder), **settings,
         ).fit()  # fmt: skip
 

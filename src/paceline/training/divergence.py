@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from statistics import median
+from itertools import pairwise
+from math import sqrt
+from statistics import fmean, median
 from typing import Any
 
-STEPS = 20
-"""A run begins with so many: a single batch may be far from the others."""
+STEPS = 5
+"""A run begins with so many: a single batch may be far from the others, and soon it has learned."""
 FAR_ABOVE = 3.0
 """A loss of so many times that of the first steps has diverged."""
 NO_LOWER = 0.98
 """A loss above so much of that of the first steps has not fallen."""
+CLEAR = 0.02
+"""Losses of small batches scatter. The loss is called no lower where the standard error of the
+first steps is below so much of their mean,"""
+ERRORS = 4
+"""or where it has risen by so many standard errors."""
 
 
 class Divergence:
-    """Compares the loss of each epoch with that of the run's first steps, their median.
+    """Compares the loss of each epoch with those of the run's first steps.
 
     >>> found = Divergence()
     >>> for _ in range(STEPS):
@@ -41,10 +48,13 @@ class Divergence:
     def _find(self, loss: float | None) -> str | None:
         if loss is None or len(self._first) < STEPS:
             return None
-        first = median(self._first)
+        first = median(self._first)  # the mean of steps that diverge is high itself
         if loss > FAR_ABOVE * first > 0:
             return f"the loss is {loss:.4g}, far above that of the first steps ({first:.4g})"
-        if loss > NO_LOWER * first > 0:
+        first = fmean(self._first)
+        error = _scatter(self._first) / sqrt(STEPS)
+        bar = NO_LOWER * first if error < CLEAR * first else first + ERRORS * error
+        if loss > bar > 0:
             found = f"the loss is {loss:.4g}, no lower than in the first steps ({first:.4g})"
             return f"{found}: nothing was learned"
         return None
@@ -56,3 +66,12 @@ class Divergence:
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from what `snapshot` gave."""
         self._first = list(saved["first"])
+
+
+def _scatter(losses: list[float]) -> float:
+    """The standard deviation of losses that also fall: taken from their successive differences.
+
+    >>> _scatter([4.0, 3.0, 4.0, 3.0]) == _scatter([1.0, 2.0, 1.0, 2.0]) == sqrt(0.5)
+    True
+    """
+    return sqrt(fmean((after - before) ** 2 for before, after in pairwise(losses)) / 2)

@@ -3,24 +3,33 @@
 import json
 
 import pytest
-from support.line_problem import fit
+from support.line_problem import SAMPLES, fit
 
 from paceline.rules import BSP, EASGD
-
-ABOVE = (1.2, "far above that of the first")
-FLAT = (1e-7, "no lower than in the first")  # workers at their own pace begin with any batches
+from paceline.training.divergence import STEPS, Divergence
 
 
 @pytest.mark.parametrize(
     ("rule", "rate", "said"),
     [
-        (rule, *case)
-        for rule, cases in ((BSP(), (ABOVE, FLAT)), (EASGD(every=2), (ABOVE,)))
-        for case in ((0.02, None), *cases)
+        (BSP(), 0.02, None),
+        (BSP(), 1.2, "far above that of the first"),
+        (EASGD(every=2), 0.02, None),
+        (EASGD(every=2), 1.2, "far above that of the first"),
     ],
 )
 def test_the_summary_and_the_log_tell(tmp_path, capfd, rule, rate, said):
-    result = fit(tmp_path, 2, rule, epochs=6, momentum=0.0, rate=rate)
+    check(capfd, fit(tmp_path, 2, rule, epochs=6, momentum=0.0, rate=rate), said)
+
+
+@pytest.mark.parametrize(("rate", "said"), [(0.02, None), (1e-7, "no lower than in the first")])
+def test_a_loss_that_stays_is_told(tmp_path, capfd, rate, said):
+    """Each step sees all samples, so losses do not scatter."""
+    result = fit(tmp_path, 1, BSP(), epochs=30, momentum=0.0, rate=rate, batch=SAMPLES)
+    check(capfd, result, said)
+
+
+def check(capfd, result, said):
     warning = json.loads((result.run_dir / "summary.json").read_text())["warning"]
     logged = capfd.readouterr().err
     if said is None:
@@ -30,3 +39,12 @@ def test_the_summary_and_the_log_tell(tmp_path, capfd, rule, rate, said):
         assert said in warning
         assert said in logged
         assert logged.count("warning: epoch") == 1, "once, not for each epoch"
+
+
+def test_losses_that_scatter_are_not_called_flat():
+    found = Divergence()
+    for step in range(STEPS):
+        found.see(6.0 if step % 2 else 4.0)
+    assert found.judge(5.1) is None
+    assert "no lower" in (found.judge(8.0) or "")
+    assert "far above" in (found.judge(13.0) or "")
