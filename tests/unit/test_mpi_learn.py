@@ -2,14 +2,18 @@
 
 import json
 import logging
+import threading
 from pathlib import Path
 from typing import ClassVar
 
+import h5py
 import numpy as np
 import pytest
 
 from paceline.cli import main
+from paceline.comm import SoloWorld, run_world
 from paceline.data import ArraySource
+from paceline.data.hdf5 import Hdf5File
 from paceline.errors import ConfigError, DataError, ReplicaError
 from paceline.frameworks import Replica
 from paceline.mpi_learn import Algo, Data, H5Data, ModelBuilder, MPIManager, MPIModel
@@ -171,6 +175,28 @@ def test_every_sample_of_every_file_can_be_had(kind):
     assert sorted(source.order(1, 0).tolist()) == list(range(19))
 
 
+@pytest.mark.parametrize("kind", [Points, H5Data])
+def test_rank_0_looks_into_the_files_for_all(kind, tmp_path, monkeypatch):
+    names = ["a", "b", "c"]
+    if kind is H5Data:
+        names = [str(tmp_path / f"{number}.h5") for number in range(3)]
+        for name in names:
+            with h5py.File(name, "w") as file:
+                file["features"], file["labels"] = np.ones((4, 1), np.float32), np.arange(4)
+    ranks, loaded = threading.local(), []
+    load, read = Points.load_data, Hdf5File.__init__
+    monkeypatch.setattr(Points, "load_data", lambda *a: loaded.append(ranks.rank) or load(*a))
+    monkeypatch.setattr(Hdf5File, "__init__", lambda *a: loaded.append(ranks.rank) or read(*a))
+
+    def program(world):
+        ranks.rank = world.rank
+        return len(open_files(world, kind(5), names, "training"))
+
+    samples = run_world(3, program)
+    assert samples == [19 if kind is Points else 12] * 3
+    assert loaded == [0] * 3
+
+
 def test_files_larger_than_the_window_are_asked_for_one_by_one(monkeypatch):
     monkeypatch.setattr("paceline.data.block_source.WINDOW_BYTES", 8 * 5)
     source = DataSource(Points(5), ["a", "c"], "training")
@@ -226,14 +252,16 @@ def test_hdf5_files_are_read_without_loading_them(tmp_path):
     data.set_file_names(names)
     assert data.count_data() == 8
     assert data.load_data(names[1])[0].shape == (5, 2)
-    assert open_files(data, names, "training").take(np.array([7, 0])).inputs[:, 0].tolist() == [
+    assert open_files(SoloWorld(), data, names, "training").take(np.array([7, 0])).inputs[
+        :, 0
+    ].tolist() == [
         1,
         0,
     ]
-    assert open_files(data, "train.list", "training") == "train.list"
+    assert open_files(SoloWorld(), data, "train.list", "training") == "train.list"
     assert [len(x) for x, _ in data.generate_data()] == [4, 4]
     data.set_caching_directory(str(tmp_path / "cache"))
-    listed = Path(open_files(data, names, "training"))
+    listed = Path(open_files(SoloWorld(), data, names, "training"))
     assert listed.read_text().splitlines() == names
 
 

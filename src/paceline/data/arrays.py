@@ -18,8 +18,9 @@ class NpyFiles:
     """`x.npy`, or the pair `x.npy,y.npy`: any samples, straight from the files."""
 
     edges = None
+    index = None
 
-    def __init__(self, path: Path, keys: Keys | None = None) -> None:
+    def __init__(self, path: Path, keys: Keys | None = None, index: None = None) -> None:
         names = [str(file) for file in files_of(path)]
         if len(names) > 2:
             raise DataError(f"{path} names {len(names)} files; give X.npy or X.npy,Y.npy")
@@ -40,7 +41,9 @@ class NpyFiles:
 class NpzFile:
     """Arrays of one archive. It can only be unpacked whole, so it is one block."""
 
-    def __init__(self, path: Path, keys: Keys | None = None) -> None:
+    index = None
+
+    def __init__(self, path: Path, keys: Keys | None = None, index: None = None) -> None:
         self._path = path
         found, self.keys = look_into_npz(str(path), keys)
         self.samples, self.columns = _describe(self.keys, found, path)

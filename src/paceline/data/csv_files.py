@@ -22,19 +22,22 @@ from paceline.errors import DataError
 
 LONGEST_LINE_BYTES = 64_000_000
 NEWLINE, RETURN = 10, 13
+Index = tuple[np.ndarray, np.ndarray]
+"""Where in the file blocks of rows begin and end, and the numbers of these rows."""
 
 
 class CsvFile:
     """Columns of one CSV file. A first line that holds a word is taken for their names, else they
     are f0, f1, ...; the first rows tell the type of a column that is named alone."""
 
-    def __init__(self, path: Path, keys: Keys | None = None) -> None:
+    def __init__(self, path: Path, keys: Keys | None = None, index: Index | None = None) -> None:
         self._path = path
         with path.open("rb") as file:
             first = file.readline(LONGEST_LINE_BYTES)
         self._names, begin = _read_names(first)
         self.keys = choose_columns(self._names, keys, path)
-        self._places, self.edges = index_rows(path, begin)
+        self.index: Index = index_rows(path, begin) if index is None else index
+        self._places, self.edges = self.index
         self.samples = int(self.edges[-1])
         self._types: dict[str, Any] = {}
         self.columns: tuple[Column, ...] = ()
@@ -73,11 +76,8 @@ class CsvFile:
         return types | {name: pyarrow.float32() for names in beside for name in names}
 
 
-def index_rows(path: Path, begin: int) -> tuple[np.ndarray, np.ndarray]:
-    """Where in the file blocks of rows begin and end, and the numbers of these rows.
-
-    The file is read once, and nothing of it is kept.
-    """
+def index_rows(path: Path, begin: int) -> Index:
+    """Read the file once, and keep nothing of it but where blocks of rows are."""
     places, rows, held = [begin], [0], b""
     with path.open("rb") as file:
         file.seek(begin)

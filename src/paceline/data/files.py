@@ -1,7 +1,7 @@
 """Open the data set that a user names by text."""
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from paceline.data.keys import Keys, read_keys
 from paceline.data.lists import SUFFIXES as LIST_SUFFIXES
 from paceline.data.lists import expand_pattern, is_pattern, one_kind, read_list
 from paceline.data.npy import find_file, map_npy, read_npz
-from paceline.data.readers import OpenFile
+from paceline.data.readers import Contents, OpenFile
 from paceline.data.sources import ArraySource, DatasetSource, Source
 from paceline.data.streams import Stream
 from paceline.data.tables import ParquetFile
@@ -50,12 +50,15 @@ def open_data(
     data_dir: str | None = None,
     keys: Any = None,
     shuffle_buffer: int | None = None,
+    contents: Sequence[Contents] | None = None,
 ) -> Source | Stream:
     """Open a data set that is named by text: see KINDS.
 
     part is "train" or "validation"; digits, mnist and functions with a parameter `part` heed it.
     data_dir is where mnist lies. keys are the names of inputs and targets in files (`read_keys`),
     shuffle_buffer how many samples of files that are read in blocks are shuffled at a time.
+    contents is what another rank found in the files (`JoinedSource.contents`); it spares opening
+    each of them here.
     """
     digits.part_suffix(part)
     names = read_keys(keys)
@@ -68,7 +71,7 @@ def open_data(
     if spec.endswith(".npy") and not is_pattern(spec):
         return _open_npy(spec)
     if _is_of_files(spec):
-        return _open_files(spec, names, shuffle_buffer)
+        return _open_files(spec, names, shuffle_buffer, contents)
     if ":" in spec:
         return _call(spec, part)
     folder, look = split_options(spec)
@@ -93,7 +96,9 @@ def _is_directory(name: str) -> bool:
         return False
 
 
-def _open_files(spec: str, keys: Keys | None, buffer: int | None) -> JoinedSource:
+def _open_files(
+    spec: str, keys: Keys | None, buffer: int | None, contents: Sequence[Contents] | None
+) -> JoinedSource:
     if spec.endswith(LIST_SUFFIXES):
         paths = read_list(spec)
     elif is_pattern(spec):
@@ -110,7 +115,8 @@ def _open_files(spec: str, keys: Keys | None, buffer: int | None) -> JoinedSourc
             f"data.keys names arrays, and {spec} lists {suffix} files, which have no names; leave "
             "it out"
         )
-    return JoinedSource(paths, READERS[suffix], name=spec, keys=keys, buffer=buffer)
+    reader = READERS[suffix]
+    return JoinedSource(paths, reader, name=spec, keys=keys, buffer=buffer, contents=contents)
 
 
 def _open_npz(name: str, keys: Keys | None) -> ArraySource:

@@ -27,7 +27,9 @@ _AT_ONCE = 16
 class Hdf5File:
     """Datasets of one file, by their names; a group stands for its datasets, sorted by name."""
 
-    def __init__(self, path: Path, keys: Keys | None = None) -> None:
+    index = None
+
+    def __init__(self, path: Path, keys: Keys | None = None, index: None = None) -> None:
         try:
             import h5py
         except ImportError as error:

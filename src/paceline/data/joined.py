@@ -11,8 +11,9 @@ import numpy as np
 from paceline.data.block_source import BlockSource
 from paceline.data.blocks import BlockCache
 from paceline.data.keys import Keys
-from paceline.data.open_files import OpenFiles
-from paceline.data.readers import Column, OpenFile
+from paceline.data.npy import find_file
+from paceline.data.open_files import OpenFiles, files_of
+from paceline.data.readers import Column, Contents, OpenFile
 from paceline.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class JoinedSource(BlockSource):
 
     `buffer` is how many samples are shuffled at a time, of files that are best read in blocks; by
     default as many as fit in WINDOW_BYTES (block_source). So much is kept in memory, too.
+    `contents` is what another rank found in these files; then none is opened before it is read.
     """
 
     def __init__(
@@ -43,14 +45,17 @@ class JoinedSource(BlockSource):
         name: str,
         keys: Keys | None = None,
         buffer: int | None = None,
+        contents: Sequence[Contents] | None = None,
     ) -> None:
         self.name = name
         self.columns = ()
         self._files = OpenFiles(open_file, keys)
         self._blocks: list[_Block] = []
         self.in_blocks = False
-        for path in paths:
-            self._add(path)
+        if contents is None:
+            self.contents = [self._add(path, self._files.look(path)) for path in paths]
+        else:
+            self._take_over(paths, contents)
         if not self._blocks:
             raise DataError(f"{name} holds no samples; expected at least 1")
         lengths = [block.last - block.first for block in self._blocks]
@@ -78,21 +83,39 @@ class JoinedSource(BlockSource):
                     )
         return arrays
 
-    def _add(self, path: Path) -> None:
-        """Look what the file holds, without reading it."""
-        with self._files.use(path) as reader:
-            if not reader.samples:
-                log.warning("%s holds no samples; the others are used", path)
-                return
-            self._files.keys = self.keys = reader.keys
-            self._check_like_others(path, reader.columns)
-            edges = reader.edges
-            kept = edges is not None
-            cuts = edges.tolist() if edges is not None else [0, reader.samples]
+    def _take_over(self, paths: Sequence[Path], contents: Sequence[Contents]) -> None:
+        """Lay out files that another rank has looked into, if they are there and as large."""
+        if len(paths) != len(contents):
+            raise DataError(
+                f"{self.name} names {len(paths)} files here, and {len(contents)} on rank 0; every "
+                "rank must see the same files"
+            )
+        self.contents = list(contents)
+        for path, found in zip(paths, contents, strict=True):
+            here = [find_file(str(file)).stat().st_size for file in files_of(path)]
+            there = [size_bytes for size_bytes, _ in found.checks]
+            if here != there:
+                sizes = [" and ".join(map(str, each)) for each in (here, there)]
+                raise DataError(
+                    f"{path} has {sizes[0]} bytes here, and {sizes[1]} on rank 0; every rank must "
+                    "see the same files"
+                )
+            self._files.known[path] = self._add(path, found)
+
+    def _add(self, path: Path, found: Contents) -> Contents:
+        """Append the file's blocks; nothing is read."""
+        if not found.samples:
+            log.warning("%s holds no samples; the others are used", path)
+            return found
+        self._files.keys = self.keys = found.keys
+        self._check_like_others(path, found.columns)
+        kept = found.edges is not None
+        cuts = [0, found.samples] if found.edges is None else found.edges.tolist()
         self.in_blocks |= kept
         self._blocks += [
             _Block(path, first, last, kept) for first, last in pairwise(cuts) if first < last
         ]
+        return found
 
     def _check_like_others(self, path: Path, columns: tuple[Column, ...]) -> None:
         if not self.columns:

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.data.keys import Keys
 from paceline.data.npy import find_file
-from paceline.data.readers import OpenFile, Reader, blamed_on
+from paceline.data.readers import Contents, OpenFile, Reader, blamed_on
 from paceline.data.watch import WatchedFile
 from paceline.errors import DataError
 
@@ -36,14 +36,15 @@ class OpenFiles:
 
     def __init__(self, open_file: OpenFile, keys: Keys | None, known: Any = None) -> None:
         self.keys = keys
+        self.known: dict[Path, Contents] = known or {}
+        """What files held that somebody has looked into."""
         self._open_file = open_file
-        self._known: dict[Path, list[tuple[int, int]]] = known or {}
         self._lock = Lock()
         self._opened: OrderedDict[Path, _Opened] = OrderedDict()
         self._process = os.getpid()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OpenFiles, (self._open_file, self.keys, self._known)
+        return OpenFiles, (self._open_file, self.keys, self.known)
 
     @contextmanager
     def use(self, path: Path) -> Iterator[Reader]:
@@ -58,6 +59,15 @@ class OpenFiles:
                 with self._lock:
                     opened.users -= 1
 
+    def look(self, path: Path) -> Contents:
+        """What the file holds; when it is opened again, it must hold the same."""
+        with self.use(path) as reader:
+            checks = [file.content for file in self._opened[path].files]
+            self.known[path] = Contents(
+                reader.samples, reader.keys, reader.columns, reader.edges, reader.index, checks
+            )
+        return self.known[path]
+
     def _enter(self, path: Path) -> _Opened:
         with self._lock:
             if self._process != os.getpid():
@@ -70,17 +80,17 @@ class OpenFiles:
             return opened
 
     def _open(self, path: Path) -> _Opened:
+        known = self.known.get(path)
         names = files_of(path)
-        if path not in self._known:
+        if known is None:
             names = [find_file(str(name)) for name in names]
         files = [WatchedFile(name) for name in names]
-        content = [file.content for file in files]
-        if self._known.setdefault(path, content) != content:
+        if known is not None and known.checks != [file.content for file in files]:
             raise DataError(
-                f"{path} changed while it was trained on; start again, and write new data to "
-                "another file while a run reads this"
+                f"{path} changed while it was trained on, or is another file than on rank 0; start "
+                "again, and write new data to another file while a run reads this"
             )
-        return _Opened(self._open_file(path, self.keys), files)
+        return _Opened(self._open_file(path, self.keys, known and known.index), files)
 
     def _close_some(self) -> None:
         idle = [path for path, opened in self._opened.items() if not opened.users]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -34,6 +34,21 @@ class Column:
         return f"{self.name} {self.dtype} {self.shape}"
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What a file holds. One rank looks; the others lay out the data set by it, and need not open
+    a file before they read it."""
+
+    samples: int
+    keys: Keys
+    columns: tuple[Column, ...]
+    edges: np.ndarray | None
+    index: Any
+    """What the reader had to look through the file for; None where a header says it all."""
+    checks: list[tuple[int, int]]
+    """Size and checksum of some blocks, of each file."""
+
+
 class Reader(Protocol):
     """An open file. Several threads may read at once."""
 
@@ -56,6 +71,11 @@ class Reader(Protocol):
         samples can be read alone at no extra cost."""
         ...
 
+    @property
+    def index(self) -> Any:
+        """Plain values that spare whoever opens the file again looking through it, or None."""
+        ...
+
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
         """These samples of each column; with edges, always those of one block."""
         ...
@@ -63,7 +83,8 @@ class Reader(Protocol):
     def close(self) -> None: ...
 
 
-OpenFile = Callable[[Path, Keys | None], Reader]
+OpenFile = Callable[[Path, Keys | None, Any], Reader]
+"""Opens a file: which names are wanted, and the index if somebody has made it before."""
 
 
 def cut_evenly(samples: int, rows: int) -> np.ndarray:

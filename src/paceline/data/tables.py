@@ -75,7 +75,9 @@ def describe(table: Any, keys: Keys, path: Path) -> tuple[Column, ...]:
 class ParquetFile:
     """Columns of one Parquet file; a row group is a block."""
 
-    def __init__(self, path: Path, keys: Keys | None = None) -> None:
+    index = None
+
+    def __init__(self, path: Path, keys: Keys | None = None, index: None = None) -> None:
         self._path = path
         self._lock = Lock()
         self._file = import_arrow("parquet").ParquetFile(path)

@@ -16,6 +16,8 @@ from paceline.errors import DataError
 
 Place = tuple[int, int]
 """Where in the tar a file begins, and how many bytes it has."""
+Index = tuple[list[str], np.ndarray]
+"""The key of each sample, and a row of numbers: the places of its image and of its class."""
 
 
 @dataclass(slots=True)
@@ -32,10 +34,11 @@ class TarFile:
     edges = None
     keys = Keys("image", "cls")
 
-    def __init__(self, path: Path, keys: Keys | None = None) -> None:
+    def __init__(self, path: Path, keys: Keys | None = None, index: Index | None = None) -> None:
         self._path = path
-        self._samples = _index(path)
-        self.samples = len(self._samples)
+        self.index: Index = _index(path) if index is None else index
+        self._keys, self._places = self.index
+        self.samples = len(self._keys)
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._close = weakref.finalize(self, os.close, self._descriptor)
         self._first: np.ndarray | None = None
@@ -56,20 +59,18 @@ class TarFile:
         self._close()
 
     def _image(self, number: int) -> np.ndarray:
-        sample = self._samples[number]
-        assert sample.image is not None, "looked for when the tar was indexed"
-        name = self._path / sample.key
-        return decode(name, Look(), self._first, io.BytesIO(self._content(sample.image)))
+        begin, size_bytes, _, _ = self._places[number].tolist()
+        name = self._path / self._keys[number]
+        return decode(name, Look(), self._first, io.BytesIO(self._content((begin, size_bytes))))
 
     def _label(self, number: int) -> int:
-        sample = self._samples[number]
-        assert sample.label is not None, "looked for when the tar was indexed"
-        text = self._content(sample.label)
+        _, _, begin, size_bytes = self._places[number].tolist()
+        text = self._content((begin, size_bytes))
         try:
             return int(text)
         except ValueError:
             raise DataError(
-                f"{sample.key}.cls in {self._path} holds {text[:20]!r}, expected the "
+                f"{self._keys[number]}.cls in {self._path} holds {text[:20]!r}, expected the "
                 "number of a class"
             ) from None
 
@@ -81,7 +82,7 @@ class TarFile:
         return content
 
 
-def _index(path: Path) -> list[_Sample]:
+def _index(path: Path) -> Index:
     """The samples by the headers of the tar; what they hold is passed over."""
     samples: dict[str, _Sample] = {}
     try:
@@ -93,13 +94,15 @@ def _index(path: Path) -> list[_Sample]:
         raise DataError(
             f"{path} is no tar, or a compressed or damaged one ({error}); write it uncompressed"
         ) from error
-    for sample in samples.values():
+    places = np.empty((len(samples), 4), np.int64)
+    for row, sample in zip(places, samples.values(), strict=True):
         if sample.image is None or sample.label is None:
             raise DataError(
                 f"sample {sample.key} in {path} has only: {', '.join(sample.others)}; "
                 "expected an image (.jpg, .png, ...) and its class (.cls)"
             )
-    return list(samples.values())
+        row[:] = *sample.image, *sample.label
+    return list(samples), places
 
 
 def _sort_in(member: tarfile.TarInfo, samples: dict[str, _Sample]) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from paceline.data.hdf5 import Hdf5File
 from paceline.data.joined import JoinedSource
 from paceline.data.keys import read_keys
+from paceline.data.readers import Contents
 from paceline.errors import ConfigError
 from paceline.nests import leaves, map_leaves
 
@@ -115,10 +116,13 @@ class H5Data(Data):
         """The names of inputs and targets."""
         return self.features_name, self.labels_name
 
-    def open(self, names: Sequence[Any]) -> JoinedSource:
-        """These files as one source of samples."""
+    def open(
+        self, names: Sequence[Any], contents: Sequence[Contents] | None = None
+    ) -> JoinedSource:
+        """These files as one source of samples; contents is what another rank found in them."""
         paths, files = [Path(name) for name in names], f"{len(names)} HDF5 files"
-        return JoinedSource(paths, Hdf5File, name=files, keys=read_keys(self.keys))
+        keys = read_keys(self.keys)
+        return JoinedSource(paths, Hdf5File, name=files, keys=keys, contents=contents)
 
     def load_data(self, in_file: Any) -> tuple[Any, Any]:
         source = self.open([in_file])

@@ -99,15 +99,17 @@ class MPIProcess:
             if hasattr(model, "compile"):
                 model.compile(loss=algo.loss, optimizer=algo.optimizer(), metrics=["accuracy"])
             model = OwnModelReplica(model)
-        train = open_files(self.data, wishes.train, "training")
+        train = open_files(self._world, self.data, wishes.train, "training")
         pace = self._read_pace(train)
         validates = pace is not None and len(wishes.validation) > 0
+        validation = None
         if validates:
             own["validate_every"] = pace
+            validation = open_files(self._world, self.data, wishes.validation, "validation")
         return Trainer(
             model,
             train,
-            open_files(self.data, wishes.validation, "validation") if validates else None,
+            validation,
             callbacks=[*wishes.callbacks, *([_Verbose()] if wishes.verbose else [])],
             rule=wishes.rule,
             epochs=wishes.epochs,
@@ -123,7 +125,7 @@ class MPIProcess:
             return 1
         if every <= 0:
             return None
-        samples = count_samples(self.data, train)
+        samples = count_samples(self._world, self.data, train)
         per_update = self.data.batch_size * self.algo.sync_every
         if self._wishes.rule.get("synchronous"):
             per_update *= self._world.size

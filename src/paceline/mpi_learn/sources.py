@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from paceline.comm import World
 from paceline.data import open_data
 from paceline.data.block_source import WINDOW_BYTES, BlockSource
 from paceline.data.blocks import BlockCache
@@ -21,24 +22,31 @@ from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.functions import describe_failure
 from paceline.mpi_learn.data import Data, H5Data
 from paceline.nests import leaves, map_leaves
+from paceline.training.once import once
 
 _reading = Lock()
 """Users' methods need not bear two threads: training is fed by one, validation by another."""
 
 
-def open_files(data: Data, files: Sequence[Any] | str, part: str) -> Any:
-    """What the Trainer reads samples from: HDF5 files directly, others through the Data object."""
+def open_files(world: World, data: Data, files: Sequence[Any] | str, part: str) -> Any:
+    """What the Trainer reads samples from: HDF5 files directly, others through the Data object.
+
+    Rank 0 looks into the files, and tells the others what they hold.
+    """
     if not _is_plain_hdf5(data):
         if isinstance(files, str):
             raise ConfigError(
                 f"the {part} files are {files!r}, expected a list of names: {type(data).__name__} "
                 "loads files, and only H5Data reads lists of them"
             )
-        return DataSource(data, files, part)
+        counted = once(world, lambda: DataSource(data, files, part).counted)
+        return DataSource(data, files, part, counted)
     assert isinstance(data, H5Data)
     if isinstance(files, str):
         return files
-    return _write_list(files) if data.caching_directory else data.open(files)
+    if data.caching_directory:
+        return _write_list(files)
+    return data.open(files, once(world, lambda: data.open(files).contents))
 
 
 def file_settings(data: Data, files: Sequence[Any] | str) -> dict[str, Any]:
@@ -56,12 +64,18 @@ def file_settings(data: Data, files: Sequence[Any] | str) -> dict[str, Any]:
     return keys | ({"cache_dir": cache} if cache else {})
 
 
-def count_samples(data: Data, opened: Any) -> int:
+def count_samples(world: World, data: Data, opened: Any) -> int:
     """The samples of what `open_files` gave."""
-    if isinstance(opened, str):
-        assert isinstance(data, H5Data)
-        opened = open_data(opened, part="train", keys=data.keys)
-    return len(opened)
+    if not isinstance(opened, str):
+        return len(opened)
+    assert isinstance(data, H5Data)
+    keys = data.keys
+
+    def count() -> int:
+        source: Any = open_data(opened, part="train", keys=keys)
+        return len(source)
+
+    return once(world, count)
 
 
 def _is_plain_hdf5(data: Data) -> bool:
@@ -80,27 +94,43 @@ def _write_list(names: Sequence[Any]) -> str:
     return file.name
 
 
+class Counted(NamedTuple):
+    """What the files of a Data object hold: samples of each, bytes of the largest, its arrays."""
+
+    lengths: list[int]
+    largest_bytes: int
+    keys: Keys
+    columns: tuple[Column, ...]
+
+
 class DataSource(BlockSource):
     """Any samples of any file that the Data object can load; a file is what is read at a time.
 
-    Every file is loaded once at the start, to be counted. After that those used last are kept
-    in memory.
+    Every file is loaded once at the start, to be counted, unless another rank has `counted` them.
+    After that those used last are kept in memory.
     """
 
-    def __init__(self, data: Data, names: Sequence[Any], part: str) -> None:
+    def __init__(
+        self, data: Data, names: Sequence[Any], part: str, counted: Counted | None = None
+    ) -> None:
         self.name = f"{type(data).__name__} ({part}: {len(names)} files)"
         self._data = data
         self._names: list[Any] = list(names) or [None]
         self.keys, self.columns = Keys(None), ()
-        lengths, largest = [], 1
+        self.counted = self._count() if counted is None else counted
+        self.keys, self.columns = self.counted.keys, self.counted.columns
+        self._lay_out(self.counted.lengths, None)
+        if not len(self):
+            raise DataError(f"{self.name} holds no samples; expected at least 1")
+        self._cache = BlockCache(WINDOW_BYTES + 2 * self.counted.largest_bytes)
+
+    def _count(self) -> Counted:
+        lengths, largest_bytes = [], 1
         for name in self._names:
             arrays = self._load(name)
             lengths.append(len(arrays[0]) if arrays else 0)
-            largest = max(largest, sum(array.nbytes for array in arrays))
-        self._lay_out(lengths, None)
-        if not len(self):
-            raise DataError(f"{self.name} holds no samples; expected at least 1")
-        self._cache = BlockCache(WINDOW_BYTES + 2 * largest)
+            largest_bytes = max(largest_bytes, sum(array.nbytes for array in arrays))
+        return Counted(lengths, largest_bytes, self.keys, self.columns)
 
     def _read(self, number: int, rows: np.ndarray) -> list[np.ndarray]:
         return [array[rows] for array in self._file(number)]

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from paceline.comm import World
 from paceline.data import Stream, as_source, mnist, open_data
@@ -21,6 +21,8 @@ from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.functions import describe_failure
 from paceline.training.config import DataConfig, RunConfig
 from paceline.training.once import once
+
+T = TypeVar("T")
 
 BUILT_IN = ("digits", "mnist")
 
@@ -52,15 +54,13 @@ def open_datasets(
     _check_used(config, (train, validation))
     if "mnist" in [spec for spec in (train, validation) if isinstance(spec, str)]:
         once(world, lambda: _provide_mnist(data.dir))
-    opened = _open_everywhere(world, lambda: _open(config, train, "train", cache), "training")
+    opened = _open_everywhere(config, world, train, "train", cache)
     _check_schedule(config, opened)
     _check_buffer(config, opened)
     _check_loaders(config, opened)
     if validation is None:
         return opened, None
-    checked = _open_everywhere(
-        world, lambda: _open(config, validation, "validation", cache), "validation"
-    )
+    checked = _open_everywhere(config, world, validation, "validation", cache)
     _check_classes(opened, checked)
     return opened, checked
 
@@ -184,29 +184,55 @@ class _Facts(NamedTuple):
     failure: PacelineError | None = None
 
 
-def _open_everywhere(world: World, open_here: Callable[[], Any], part: str) -> Any:
-    """Open on every rank and compare, or fail on every rank: none waits for one that could not."""
+def _open_everywhere(
+    config: RunConfig, world: World, spec: Any, part: str, cache: NodeCache | None
+) -> Any:
+    """Open on every rank and compare, or fail on every rank: none waits for one that could not.
+
+    Rank 0 looks into the files and tells what they hold, so that the others need not open each.
+    """
     source: Any = None
-    error: Exception | None = None
+    contents = None
+    there, error = _attempt(lambda: _fetch(spec, cache))
+    if world.rank == 0 and error is None:
+        source, error = _attempt(lambda: _open(config, spec, there, part))
+        contents = getattr(source, "contents", None) if isinstance(spec, str) else None
+    contents, failed = world.tell((contents, error is not None))
+    if world.rank and error is None and not failed:
+        source, error = _attempt(lambda: _open(config, spec, there, part, contents))
     facts = _Facts(world.node)
-    try:
-        source = open_here()
-        length = None if isinstance(source, Stream) else len(source)
-        facts = _Facts(world.node, length, describe_arrays(source), sum_samples(source))
-    except Exception as raised:
-        error = raised
-        kind: type[PacelineError] = ConfigError if isinstance(raised, ConfigError) else DataError
-        text = str(raised) if isinstance(raised, PacelineError) else describe_failure(raised)
-        facts = _Facts(world.node, failure=kind(text))
-    everyone = world.share(facts)
+    if source is not None:
+        found, error = _attempt(lambda: _describe(source, world.node))
+        facts = found or facts
+    noun = "training" if part == "train" else part
+    everyone = world.share(facts if error is None else _failed(world.node, error))
     if error is not None:
         raise error
     for rank, other in enumerate(everyone):
         if other.failure is not None:
             kind = type(other.failure)
-            raise kind(f"rank {rank} ({other.node}) cannot open the {part} data: {other.failure}")
-    _compare(everyone, part, source.name)
+            raise kind(f"rank {rank} ({other.node}) cannot open the {noun} data: {other.failure}")
+    _compare(everyone, noun, source.name)
     return source
+
+
+def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """What it gives, or what it raises: other ranks wait to hear either."""
+    try:
+        return action(), None
+    except Exception as error:
+        return None, error
+
+
+def _describe(source: Any, node: str) -> _Facts:
+    length = None if isinstance(source, Stream) else len(source)
+    return _Facts(node, length, describe_arrays(source), sum_samples(source))
+
+
+def _failed(node: str, error: Exception) -> _Facts:
+    kind: type[PacelineError] = ConfigError if isinstance(error, ConfigError) else DataError
+    text = str(error) if isinstance(error, PacelineError) else describe_failure(error)
+    return _Facts(node, failure=kind(text))
 
 
 def _compare(everyone: list[_Facts], part: str, name: str) -> None:
@@ -235,18 +261,25 @@ def _provide_mnist(data_dir: str | None) -> None:
         mnist.fetch()
 
 
-def _open(config: RunConfig, spec: Any, part: str, cache: NodeCache | None) -> Any:
-    if not isinstance(spec, str):
-        return as_source(spec)
-    if cache is not None and _names_files(spec):
-        source = _open(config, copy_files(spec, cache), part, None)
-        source.name = spec  # messages are about the user's files, not about the copies
-        return source
+def _fetch(spec: Any, cache: NodeCache | None) -> Any:
+    """The data set where this node has it: all ranks of a node copy its files together."""
+    if cache is None or not isinstance(spec, str) or not _names_files(spec):
+        return spec
+    return copy_files(spec, cache)
+
+
+def _open(config: RunConfig, spec: Any, there: Any, part: str, contents: Any = None) -> Any:
+    if not isinstance(there, str):
+        return as_source(there)
     data = config.data
-    return open_data(
-        spec,
+    source = open_data(
+        there,
         part=part,
         data_dir=data.dir,
-        keys=data.keys if reads_keys(spec) else None,
+        keys=data.keys if reads_keys(there) else None,
         shuffle_buffer=data.shuffle_buffer if part == "train" else None,
+        contents=contents,
     )
+    if there != spec:
+        source.name = spec  # messages are about the user's files, not about the copies
+    return source
