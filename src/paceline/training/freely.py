@@ -22,10 +22,6 @@ _ASK_EVERY_S = 0.2
 """How often rank 0 asks the ledger while it validates."""
 
 
-class _Wanted(Exception):
-    """All workers are to come together."""
-
-
 class EpochCount:
     """Turns the counts of the ledger into epochs, each of its own size.
 
@@ -167,10 +163,10 @@ class FreeRun(Run):
             return
         logs: Logs = {}
         if any(epoch % self.config.validate_every == 0 for epoch in ended):
-            try:
-                logs = self.validate(SoloWorld(), self._give_up_if_wanted)
-            except _Wanted:
+            found = self.validate(SoloWorld(), self._is_wanted)
+            if found is None:
                 return  # it is validated after the pause
+            logs = found
         self._tell_of(ended, logs)
         for epoch in ended:
             self.call("on_epoch_begin", epoch + 1)
@@ -179,15 +175,14 @@ class FreeRun(Run):
         elif self.saver.each_epoch:
             self._exchange.ask_to_save()
 
-    def _give_up_if_wanted(self) -> None:
-        """Let a validation not keep the others waiting, who have come together to save."""
+    def _is_wanted(self) -> bool:
+        """Whether others wait for this worker, to save together."""
         if self.worker.orders.reason is not None:
             self._exchange.ask_to_quit()
         elif perf_counter() - self._asked_at > _ASK_EVERY_S:
             self._exchange.report()
             self._asked_at = perf_counter()
-        if self._exchange.pauses:
-            raise _Wanted
+        return self._exchange.pauses
 
     def _save_last(self) -> None:
         """A run that saves regularly saves its end, too; no worker trains any more."""
@@ -196,7 +191,7 @@ class FreeRun(Run):
 
     def _end_last_epoch(self) -> None:
         """All ranks together: the record of the last epoch, and of the whole run."""
-        logs = self.validate(self.world)
+        logs = self.validate_last()
         if self.world.rank == 0:
             rest = self.count.rest(self._exchange.news)
             if rest:

@@ -153,15 +153,18 @@ class Run(ABC):
 
         return before, after
 
-    def validate(self, world: World, after_batch: Callable[[], None] = lambda: None) -> Logs:
-        """The figures of the centre on the validation data, shared among the ranks of `world`."""
+    def validate(self, world: World, is_wanted: Callable[[], bool]) -> Logs | None:
+        """The figures of the centre on the validation data, shared among the ranks of `world`;
+        None if one of them `is_wanted` elsewhere."""
         if self.validation is None:
             return {}
         size, target = self.config.data.validation_batch_size, self.config.stop.target
         with at_centre(self.replica, self.exchange):
             loaders = self.config.data.loaders
             watch = self.worker.watch
-            logs = validate(world, self.replica, self.validation, size, watch, loaders, after_batch)
+            logs = validate(world, self.replica, self.validation, size, watch, loaders, is_wanted)
+        if logs is None:
+            return None
         metric = parse_target(target)[0] if target is not None else ""
         if metric.startswith("val_") and logs.get(metric) is None:
             there = ", ".join(name for name, value in logs.items() if value is not None)
@@ -171,6 +174,14 @@ class Run(ABC):
             )
         self.call("on_validation_end", logs)
         return logs
+
+    def validate_last(self) -> Logs:
+        """The figures of the end of the run; none if somebody wants it to end now. All it was to
+        train is trained, and the model is worth more than they are."""
+        logs = self.validate(self.world, lambda: self.worker.orders.reason is not None)
+        if logs is None and self.world.rank == 0:
+            _log.warning("the last validation is left out: the run was told to end")
+        return logs or {}
 
     def make_record(
         self,

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from paceline.comm import World
-from paceline.data import Shard, evaluation_batches
+from paceline.data import Batch, Shard, evaluation_batches
 from paceline.errors import TrainingError
 from paceline.frameworks import Replica
 from paceline.observe import Stopwatch
 
 _SUMS = ("loss", "samples", "correct", "counted")
+_ROUND_S = 0.25
+"""About how often ranks that validate ask each other whether to give up."""
 
 
 def validate(
@@ -24,31 +28,20 @@ def validate(
     batch_size: int,
     watch: Stopwatch,
     loaders: int = 1,
-    after_batch: Callable[[], None] = lambda: None,
-) -> dict[str, float | None]:
+    is_wanted: Callable[[], bool] = lambda: False,
+) -> dict[str, float | None] | None:
     """val_loss and val_accuracy of the replicas over the whole source, the same on every rank.
 
-    A replica with `figures` may give further sums, and makes further figures of them. On a rank
-    that validates alone, `after_batch` may raise to give up.
+    A replica with `figures` may give further sums, and makes further figures of them. None if a
+    rank `is_wanted` elsewhere: then all give up, within a second or after a batch.
     """
     sums: dict[str, Any] = dict.fromkeys(_SUMS, 0.0)
     watch.lap("compute")
-    for batch in evaluation_batches(
+    batches = evaluation_batches(
         source, shard=Shard(world.rank, world.size), batch_size=batch_size, loaders=loaders
-    ):
-        watch.lap("data")
-        found = replica.evaluate(batch)
-        if not math.isfinite(found["loss"]):
-            raise TrainingError(
-                f"the validation loss is {found['loss']} on rank {world.rank}, for "
-                f"{batch.where()}; look at these samples, or lower the learning rate"
-            )
-        for name, value in found.items():
-            sums[name] = sums.get(name, 0.0) + value
-        watch.lap("compute")
-        after_batch()
-    world.barrier()
-    watch.lap("wait")
+    )
+    if not _evaluate(world, replica, iter(batches), sums, watch, is_wanted):
+        return None
     make_figures = getattr(replica, "figures", None)
     shapes = _known_to_all(world, sums) if make_figures is not None else {}
     parts = [np.ravel(sums.get(name, np.zeros(shape))) for name, shape in shapes.items()]
@@ -68,6 +61,45 @@ def validate(
             for name, value in make_figures(dict(zip(shapes, pieces, strict=True))).items()
         }
     return figures
+
+
+def _evaluate(
+    world: World,
+    replica: Replica,
+    batches: Iterator[Batch],
+    sums: dict[str, Any],
+    watch: Stopwatch,
+    is_wanted: Callable[[], bool],
+) -> bool:
+    """Add up what the batches give, in rounds after which all ranks agree to go on; False if they
+    give up. All measure a round together, so all choose the same length for the next."""
+    length = 1
+    while True:
+        began, done = perf_counter(), 0
+        for batch in islice(batches, length):
+            watch.lap("data")
+            found = replica.evaluate(batch)
+            if not math.isfinite(found["loss"]):
+                raise TrainingError(
+                    f"the validation loss is {found['loss']} on rank {world.rank}, for "
+                    f"{batch.where()}; look at these samples, or lower the learning rate"
+                )
+            for name, value in found.items():
+                sums[name] = sums.get(name, 0.0) + value
+            done += 1
+            watch.lap("compute")
+        votes = np.array([is_wanted(), done == length, perf_counter() - began])
+        world.all_reduce(votes)
+        watch.lap("wait")
+        wanted, more, seconds = votes.tolist()
+        if wanted:
+            return False
+        if not more:
+            return True
+        if seconds < world.size * _ROUND_S / 2:
+            length *= 2
+        elif seconds > world.size * _ROUND_S * 2:
+            length = max(1, length // 2)
 
 
 def _known_to_all(world: World, sums: dict[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -143,7 +143,10 @@ def check_common(common: Tree, facts: Tree) -> None:
     for name in ("step", "epoch"):
         if clock[name] != facts[name]:
             raise ValueError(f"common.clock.{name} is {clock[name]}, and facts has {facts[name]}")
-    ended = clock["epoch"]
+    ended, trained = clock["epoch"], common["run"].get("trained")
+    if trained is not None:  # and not validated
+        check("common.run.trained", trained, _TRAINED)
+        ended -= 1
     if count is not None:  # of workers that go at their own pace
         check("common.run.count", count, {"told": COUNT} | dict.fromkeys(_EPOCH_SUMS, NUMBER))
         ended = count["told"]
@@ -157,6 +160,7 @@ def check_common(common: Tree, facts: Tree) -> None:
         raise ValueError(f"common.history has the epochs {show(told)}, expected 1 to {ended}")
 
 
+_TRAINED = {"samples": COUNT, "train_loss": _or_none(NUMBER), "seconds": NUMBER, "stopped": FLAG}
 _EPOCH_SUMS = ("samples", "loss", "left_out", "since")
 
 
