@@ -33,6 +33,10 @@ class Dialect:
             return True
         return any(mark in text for mark in self.marks) and not any(k in text for k in self.keep)
 
+    def may_be_banner(self, start: list[bytes]) -> bool:
+        """Whether this is the start of a banner, or of what cannot be told from one yet."""
+        return self.rule.fullmatch(b"".join(start).lstrip()) is not None or self.is_banner(start)
+
 
 OPEN_MPI = Dialect(
     rule=re.compile(rb"-{60,}\s*"),
@@ -41,6 +45,8 @@ OPEN_MPI = Dialect(
         _ABORTED,
         b"Primary job terminated",
         b"mpirun detected",
+        b"lost communication with a remote daemon",
+        b"peer process has unexpectedly disconnected",
         # PMIx of a rank under srun does not know all that Slurm's own, older PMIx asks it for.
         b"You were supposed to get help about: find-available:not-valid",
     ),
@@ -98,8 +104,11 @@ class BannerFilter:
         return self._show(b"".join(self._take(line + b"\n") for line in lines))
 
     def pause(self) -> bytes:
-        """Return what was held back and is no banner: the stream has paused."""
-        if self._block and self._dialect.is_banner([*self._block, self._partial]):
+        """Return what was held back and is no banner: the stream has paused.
+
+        A launcher may pause after any line of a banner. So a rule is held until more has come.
+        """
+        if self._block and self._dialect.may_be_banner([*self._block, self._partial]):
             return b""
         return self._show(self._release())
 
@@ -116,12 +125,17 @@ class BannerFilter:
     def death(self) -> Death | None:
         """The death by a signal that the dropped banners give as the cause of the job's end."""
         # A rank that aborts is the cause; that others die of it is none.
-        return read_death(b"".join(self._dropped).partition(_ABORTED)[0])
+        return read_death(self._said_before_abort())
 
     @property
     def loss(self) -> Loss | None:
         """The host whose loss the dropped banners tell of."""
-        return read_loss(b"".join(self._dropped))
+        loss = read_loss(b"".join(self._dropped))
+        # A rank that aborts is the cause; that others are cut off from it is none.
+        return loss if loss is None or loss.whole else read_loss(self._said_before_abort())
+
+    def _said_before_abort(self) -> bytes:
+        return b"".join(self._dropped).partition(_ABORTED)[0]
 
     def _take(self, line: bytes) -> bytes:
         if line.startswith(WORD):

@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ _LOST = re.compile(
 )
 # A rank of Open MPI whose peer on another host has gone; the peer's end may never be told.
 _CUT_OFF = re.compile(r"peer process has unexpectedly disconnected.*? Peer host: +(?P<node>\S+)")
+# The same, where the rank ends before mpirun has taken its banner: the peer's host is not told.
+_SOCKET_CLOSED = re.compile(r"\[(?P<node>[^\]:]+):\d+\] \*\*\* An error occurred in Socket closed")
 _WHY = {
     signal.SIGKILL: "by hand, or out of memory",
     signal.SIGSEGV: "a crash in native code",
@@ -64,10 +67,14 @@ def read_death(banner: bytes) -> Death | None:
 
 @dataclass(frozen=True)
 class Loss:
-    """A host that fell silent; `whole`: with its daemon, not only a rank on it."""
+    """A host that fell silent; `whole`: with its daemon, not only a rank on it.
 
-    node: str
+    `node` is `None` if only the host is known on which a rank noticed it.
+    """
+
+    node: str | None
     whole: bool
+    noticed_on: str | None = None
 
 
 def read_loss(banner: bytes) -> Loss | None:
@@ -77,11 +84,12 @@ def read_loss(banner: bytes) -> Loss | None:
         found = pattern.search(text)
         if found is not None:
             return Loss(found["node"], whole)
-    return None
+    found = _SOCKET_CLOSED.search(text)
+    return None if found is None else Loss(None, whole=False, noticed_on=found["node"])
 
 
-def describe_loss(loss: Loss) -> str:
-    """The message for a host that was lost.
+def describe_loss(loss: Loss, hosts: Sequence[str] = ()) -> str:
+    """The message for a host that was lost; `hosts`: those that take part, as the user named them.
 
     >>> describe_loss(Loss("n07", True))
     'paceline: host n07 was lost (its power, its network or its daemon); all ranks were ended\\n'
@@ -89,8 +97,17 @@ def describe_loss(loss: Loss) -> str:
     if loss.whole:
         who = f"host {loss.node} was lost (its power, its network or its daemon)"
     else:
-        who = f"a rank on host {loss.node} was lost (its connection was closed)"
+        who = f"a rank on {_place_of(loss, hosts)} was lost (its connection was closed)"
     return f"paceline: {who}; all ranks were ended\n"
+
+
+def _place_of(loss: Loss, hosts: Sequence[str]) -> str:
+    """Ranks talk through sockets only to other hosts: where two take part, it was the other."""
+    if loss.node is not None:
+        return f"host {loss.node}"
+    noticed_on = (loss.noticed_on or "").partition(".")[0]
+    others = [host for host in hosts if host.partition(".")[0] != noticed_on]
+    return f"host {others[0]}" if len(others) == 1 else f"another host than {loss.noticed_on}"
 
 
 def describe_death(death: Death, pulse: dict[str, Any]) -> str:

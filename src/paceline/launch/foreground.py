@@ -231,7 +231,7 @@ def _tell_end(
     if death is not None:
         _write(_STDERR, describe_death(death, read_pulse(folder)).encode())
     elif loss is not None and (loss.whole or returncode):
-        _write(_STDERR, describe_loss(loss).encode())
+        _write(_STDERR, describe_loss(loss, leader.hosts).encode())
     elif returncode < 0 and signals.ending is None:
         _write(_STDERR, describe_end(leader.name, -returncode).encode())
 

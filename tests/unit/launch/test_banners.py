@@ -114,6 +114,13 @@ def test_a_banner_is_held_over_a_pause_until_it_ends():
     assert shown + banners.close(failed=True) == b"why\n"
 
 
+def test_a_rule_is_held_over_a_pause_until_more_has_come():
+    banners = BannerFilter()
+    assert banners.feed(RULE) + banners.pause() == b""
+    assert banners.feed(b"epoch 1 ...") + banners.pause() == RULE + b"epoch 1 ..."
+    assert banners.feed(RULE) + banners.pause() + banners.close(failed=False) == RULE
+
+
 def test_a_lone_rule_does_not_make_the_next_banner_pass():
     assert through(RULE + b"a table\n" + ABORT) == RULE + b"a table\n"
 

@@ -99,15 +99,53 @@ This is usually due to either a failure of the TCP network
 """
 CUT_OFF = b"""--------------------------------------------------------------------------
 An MPI communication peer process has unexpectedly disconnected.  This
-usually indicates a failure in the peer process
+usually indicates a failure in the peer process (e.g., a crash or
+otherwise exiting without calling MPI_FINALIZE first).
+
+Although this local MPI process will likely now behave unpredictably
+(it may even hang or crash), the root cause of this problem is the
+failure of the peer -- that is what you need to investigate.  For
+example, there may be a core file that you can examine.  More
+generally: such peer hangups are frequently caused by application bugs
+or other external events.
 
   Local host: host1
-  Local PID:  81
+  Local PID:  203
   Peer host:  host3
 --------------------------------------------------------------------------
-[host1:00000] *** An error occurred in Socket closed
-[host1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
 """
+SOCKET_CLOSED = b"""\0[host1:00000] *** An error occurred in Socket closed
+[host1:00000] *** reported by process [3488153601,0]
+[host1:00000] *** on a NULL communicator
+[host1:00000] *** Unknown error
+[host1:00000] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,
+[host1:00000] ***    and MPI will try to terminate your MPI job as well)
+"""
+KILLED = b"""--------------------------------------------------------------------------
+prterun noticed that process rank 1 with PID 101 on node host3 exited on
+signal 9 (Killed).
+--------------------------------------------------------------------------
+\0"""
+EXITED = b"""--------------------------------------------------------------------------
+prterun has exited due to process rank 0 with PID 169 on node host1 calling
+"abort". This may have caused other processes in the application to be
+terminated by signals sent by prterun (as reported here).
+--------------------------------------------------------------------------
+\0"""
+ABORTED = b"""--------------------------------------------------------------------------
+MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD
+  Proc: [[23,1],2]
+  Errorcode: 7
+--------------------------------------------------------------------------
+"""
+UNNAMED = Loss(None, whole=False, noticed_on="host1")
+# Open MPI 5.0.11, rank 1 on host3 killed: recorded. Rank 0's last words, its abort and the report
+# of the death race each other to mpirun.
+ORDERS = {
+    "death_first": (SOCKET_CLOSED + KILLED, Death(1, 101, "host3", 9), UNNAMED),
+    "abort_first": (CUT_OFF + SOCKET_CLOSED + EXITED, None, Loss("host3", whole=False)),
+    "abort_first_and_peer_not_named": (SOCKET_CLOSED + EXITED, None, UNNAMED),
+}
 
 
 def test_a_host_that_was_lost_is_named():
@@ -121,8 +159,45 @@ def test_a_rank_that_was_cut_off_tells_whose_host_is_gone():
     assert "a rank on host host3" in describe_loss(Loss("host3", whole=False))
 
 
-def test_banners_of_a_loss_are_not_shown():
-    for text, node in ((LOST, "host2"), (CUT_OFF, "host3")):
-        banners = BannerFilter()
-        assert banners.feed(text) + banners.close(failed=True) == b""
-        assert banners.loss.node == node
+@pytest.mark.parametrize("pauses", [False, True], ids=["at_once", "pausing_after_each_line"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_rank_killed_elsewhere_is_told_in_whatever_order_its_end_is_reported(order, pauses):
+    said, death, loss = ORDERS[order]
+    assert hear(said, pauses) == (b"", death, loss)
+
+
+@pytest.mark.parametrize("pauses", [False, True], ids=["at_once", "pausing_after_each_line"])
+def test_banners_of_a_lost_host_are_not_shown(pauses):
+    assert hear(LOST, pauses) == (b"", None, Loss("host2", whole=True))
+
+
+def test_ranks_cut_off_by_an_abort_are_no_loss():
+    shown, _, loss = hear(b"RuntimeError: no more\n" + ABORTED + CUT_OFF + SOCKET_CLOSED)
+    assert (shown, loss) == (b"RuntimeError: no more\n", None)
+    assert hear(ABORTED + LOST)[2] == Loss("host2", whole=True)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "who"),
+    [
+        (("host1", "host3"), "a rank on host host3 was lost"),
+        (("host1.site", "host3.site"), "a rank on host host3.site was lost"),
+        (("host1", "host2", "host3"), "a rank on another host than host1 was lost"),
+        (("10.0.0.1", "10.0.0.3"), "a rank on another host than host1 was lost"),
+        ((), "a rank on another host than host1 was lost"),
+    ],
+)
+def test_a_loss_whose_host_was_not_told_is_named_if_only_one_other_takes_part(hosts, who):
+    assert describe_loss(UNNAMED, hosts) == (
+        f"paceline: {who} (its connection was closed); all ranks were ended\n"
+    )
+
+
+def hear(said, pauses=False):
+    """What a filter shows of a failed job's output, and the death and the loss that it reads."""
+    banners = BannerFilter()
+    shown = b""
+    for piece in said.splitlines(keepends=True) if pauses else [said]:
+        shown += banners.feed(piece) + (banners.pause() if pauses else b"")
+    shown += banners.close(failed=True)
+    return shown, banners.death, banners.loss
