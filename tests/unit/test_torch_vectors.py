@@ -416,6 +416,9 @@ def test_losses_by_name_and_by_function():
     assert find_loss(lambda o, t: o.sum())(outputs, targets) == 2.0
     with pytest.raises(ConfigError, match="loss is 'crossentropy', expected one of"):
         find_loss("crossentropy")
+    for several in ({"a": "mse"}, ["mse", "mae"]):
+        with pytest.raises(ConfigError, match=r"loss is .*mse.*, expected a name or a function"):
+            find_loss(several)
 
 
 def test_places_without_a_label_are_neither_right_nor_wrong():

@@ -107,7 +107,12 @@ def find_loss(loss: str | LossFunction) -> Loss:
     """A loss from its name, or of a function: `loss(outputs, targets)` is a mean over samples."""
     if callable(loss):
         return Loss(loss, "unknown")
-    if not isinstance(loss, str) or loss not in LOSSES:
+    if not isinstance(loss, str):
+        raise ConfigError(
+            f"loss is {loss!s:.100}, expected a name or a function; one for each output is for "
+            "models of Keras"
+        )
+    if loss not in LOSSES:
         raise ConfigError(f"loss is '{loss}', expected one of: {', '.join(LOSSES)}{_near(loss)}")
     return LOSSES[loss]
 

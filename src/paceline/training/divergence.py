@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import sqrt
-from statistics import fmean, median
+from math import hypot, sqrt
+from statistics import median
 from typing import Any
 
 STEPS = 5
@@ -51,7 +51,7 @@ class Divergence:
         first = median(self._first)  # the mean of steps that diverge is high itself
         if loss > FAR_ABOVE * first > 0:
             return f"the loss is {loss:.4g}, far above that of the first steps ({first:.4g})"
-        first = fmean(self._first)
+        first = sum(loss / STEPS for loss in self._first)
         error = _scatter(self._first) / sqrt(STEPS)
         bar = NO_LOWER * first if error < CLEAR * first else first + ERRORS * error
         if loss > bar > 0:
@@ -71,7 +71,8 @@ class Divergence:
 def _scatter(losses: list[float]) -> float:
     """The standard deviation of losses that also fall: taken from their successive differences.
 
-    >>> _scatter([4.0, 3.0, 4.0, 3.0]) == _scatter([1.0, 2.0, 1.0, 2.0]) == sqrt(0.5)
+    >>> _scatter([4.0, 3.0, 4.0]) == _scatter([1.0, 2.0, 1.0]) == sqrt(2) / 2
     True
     """
-    return sqrt(fmean((after - before) ** 2 for before, after in pairwise(losses)) / 2)
+    differences = [after - before for before, after in pairwise(losses)]
+    return hypot(*differences) / sqrt(2 * len(differences))  # squares of large ones overflow

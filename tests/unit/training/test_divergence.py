@@ -67,3 +67,12 @@ def test_losses_that_scatter_are_not_called_flat():
     assert found.judge(5.1) is None
     assert "no lower" in (found.judge(8.0) or "")
     assert "far above" in (found.judge(13.0) or "")
+
+
+def test_losses_whose_squares_overflow_are_judged():
+    """float64 models get there, and so may a checkpoint."""
+    found = Divergence()
+    for step in range(STEPS):
+        found.see(1.5e307 if step % 2 else 1e307)
+    assert found.judge(1.2e307) is None
+    assert "far above" in (found.judge(1e308) or "")
