@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -66,7 +66,13 @@ class TorchVectors:
                 parameter.data = view
             else:
                 self._copied.append((parameter, view))
+        self._note_homes()
         self.clear_gradients()
+
+    def _note_homes(self) -> None:
+        """Those that are copied to and fro may lie anywhere."""
+        self._homed = [p for p, fits in zip(self._trained, self._fits, strict=True) if fits]
+        self._homes = [parameter.data_ptr() for parameter in self._homed]
 
     def release(self) -> None:
         """Give each parameter memory of its own again, as it had before."""
@@ -74,6 +80,7 @@ class TorchVectors:
             parameter.data = parameter.data.clone()
             if parameter.grad is not None:
                 parameter.grad = parameter.grad.clone()
+        self._note_homes()
 
     @property
     def rounds(self) -> bool:
@@ -81,7 +88,7 @@ class TorchVectors:
         return bool(self._copied)
 
     def parameters(self) -> Vector:
-        self._check_frozen()
+        self._check_places()
         for parameter, view in self._copied:
             view.copy_(parameter.detach())
         return self._vector
@@ -124,16 +131,32 @@ class TorchVectors:
                 sources.append(gradient.to_dense() if gradient.is_sparse else gradient)
         if targets:
             torch._foreach_copy_(targets, sources)
-        self._check_frozen()
+        self._check_places()
         return self._gradient, self._present
 
-    def _check_frozen(self) -> None:
+    def _check_places(self) -> None:
+        """What trains is still on the vector's memory, and nothing else trains."""
+        if [parameter.data_ptr() for parameter in self._homed] != self._homes:
+            self._blame_moved()
         for name, parameter in self._frozen:
             if parameter.grad is not None:
                 raise TrainingError(
                     f"parameter '{name}' was frozen when training began and has a gradient now; "
                     "unfreeze it before Paceline takes the model (keep_pace, Trainer)"
                 )
+
+    def _blame_moved(self) -> NoReturn:
+        pairs = zip(self._homed, self._homes, strict=True)
+        moved = next(parameter for parameter, home in pairs if parameter.data_ptr() != home)
+        names = (
+            e.name for e, p in zip(self.layout.entries, self._trained, strict=True) if p is moved
+        )
+        raise TrainingError(
+            f"parameter '{next(names)}' was given other memory, where no exchange reaches it: by "
+            "p.data = ..., vector_to_parameters or model.to(...). Change values in place "
+            "(p.copy_(...) under torch.no_grad()), and move the model before Paceline takes it "
+            "(keep_pace, Trainer)"
+        )
 
     def accept_gradients(self, present: Vector) -> None:
         for parameter, view, there, fits in zip(

@@ -329,6 +329,27 @@ def test_check_finds_parameters_that_differ():
         run_world(2, program)
 
 
+@pytest.mark.parametrize(
+    ("rule", "share"), [("bsp", True), ("bsp", False), ("average", True), ("easgd", True)]
+)
+def test_parameters_that_are_moved_elsewhere_are_told(rule, share):
+    """torch.nn.utils.vector_to_parameters does so; nothing would reach the others any more."""
+
+    def program(world):
+        model, optimizer = build()
+        x = torch.ones(4, 3)
+        with paceline.keep_pace(model, optimizer, rule=rule, share=share):
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(x).sum().backward()
+                optimizer.step()
+                if world.rank == 1:
+                    model.weight.data = model.weight.data.clone()
+
+    with pytest.raises(TrainingError, match=r"parameter 'weight' was given other memory"):
+        run_world(2, program)
+
+
 def test_afterwards_parameters_have_memory_of_their_own():
     def program(world):
         model, optimizer = build()
