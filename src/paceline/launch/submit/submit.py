@@ -79,21 +79,21 @@ def submit(request: Request, scheduler: Scheduler, is_new: bool = False) -> Subm
 
     `is_new`: the directory's name was free a moment ago; RunDirTaken tells that it no longer is.
     """
-    _write_script(request, scheduler.render(request), is_new)
+    before = _write_script(request, scheduler.render(request), is_new)
     answer = ask_scheduler(scheduler.HAND_IN, request.run_dir)
     job = scheduler.read_id(answer.said) if answer.code == 0 else None
     if job is None:
-        (request.run_dir / SCRIPT).unlink(missing_ok=True)
-        with suppress(OSError):  # others have left something there
-            request.run_dir.rmdir()
+        _take_back(request.run_dir, before)
         raise LaunchError(_explain(scheduler, answer))
     return Submitted(job, request.run_dir, len(request.tasks))
 
 
-def _write_script(request: Request, text: str, is_new: bool) -> None:
+def _write_script(request: Request, text: str, is_new: bool) -> bytes | None:
+    """Write it, and give what an earlier job had there."""
     try:
         _claim(request.run_dir, is_new)
         script = request.run_dir / SCRIPT
+        before = script.read_bytes() if script.exists() else None
         script.touch(mode=0o600)
         script.chmod(0o600)  # --env may have put a secret into it
         script.write_bytes(os.fsencode(text))
@@ -102,6 +102,17 @@ def _write_script(request: Request, text: str, is_new: bool) -> None:
             f"run directory {request.run_dir} cannot be written: {error.strerror}; choose another "
             "--run-dir"
         ) from None
+    return before
+
+
+def _take_back(run_dir: Path, before: bytes | None) -> None:
+    """Leave the directory as it was: an earlier job that waits there starts from its own script."""
+    if before is not None:
+        (run_dir / SCRIPT).write_bytes(before)
+        return
+    (run_dir / SCRIPT).unlink(missing_ok=True)
+    with suppress(OSError):  # others have left something there
+        run_dir.rmdir()
 
 
 def _claim(run_dir: Path, is_new: bool) -> None:

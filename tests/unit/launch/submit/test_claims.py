@@ -10,6 +10,7 @@ from support.job_requests import request
 
 from paceline.cli import main
 from paceline.cli import submit as submit_command
+from paceline.errors import LaunchError
 from paceline.launch.submit import SCHEDULERS
 from paceline.launch.submit import submit as handing_in
 from paceline.launch.submit.scheduler import Answer
@@ -83,6 +84,19 @@ def test_the_script_is_for_its_user_alone(place, taken, before):
     submit(request(run_dir=place / "run", env=(("TOKEN", "secret"),)), SCHEDULERS["slurm"])
     assert stat.S_IMODE(script.stat().st_mode) == 0o600
     assert "secret" in script.read_text()
+
+
+@pytest.mark.parametrize("before", [None, "an earlier job's"])
+def test_a_refused_job_leaves_the_run_directory_as_it_was(place, before, monkeypatch):
+    monkeypatch.setattr(handing_in, "ask_scheduler", lambda *_: Answer(1, "no such partition"))
+    script = place / "run" / "job.sh"
+    if before is not None:
+        script.parent.mkdir()
+        script.write_text(before)
+    with pytest.raises(LaunchError, match="no such partition"):
+        submit(request(run_dir=place / "run"), SCHEDULERS["slurm"])
+    assert (script.read_text() if script.exists() else None) == before
+    assert script.parent.exists() == (before is not None)
 
 
 def render(capsys, scheduler, *words):
