@@ -6,7 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.line_problem import BATCH, build, data
 
+from paceline import Callback, Trainer
+from paceline.comm import SoloWorld
 from paceline.errors import ConfigError, OutputError
 from paceline.observe.trial import TRIAL
 from paceline.training.model_file import check_room, save_model
@@ -35,7 +38,7 @@ def test_a_disk_that_is_full_when_a_run_is_resumed_leaves_its_config(tmp_path, m
     before = (path / "config.yaml").read_text()
 
     def full(self, text, **options):
-        self.touch()  # the name is there, and nothing behind it
+        self.open("w").close()  # the name is there, and nothing behind it any more
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(Path, "write_text", full)
@@ -44,6 +47,7 @@ def test_a_disk_that_is_full_when_a_run_is_resumed_leaves_its_config(tmp_path, m
     monkeypatch.undo()
     assert (path / "config.yaml").read_text() == before
     assert [p.name for p in path.iterdir() if p.name.startswith(".config")] == []
+    make_run_dir(config, path)[1].release()  # nobody holds it
 
 
 def test_a_directory_that_is_in_use_is_refused_with_who_holds_it(tmp_path):
@@ -82,6 +86,19 @@ def test_the_runs_of_another_model_of_the_same_name_are_not_resumed(tmp_path, mo
     assert find_run_dir(theirs) == path.relative_to(tmp_path)
 
 
+def test_the_runs_of_another_rule_are_not_resumed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    ours, theirs = (
+        read_config({"model": "mnist", "rule": rule, "resume": "auto"}) for rule in ("bsp", "easgd")
+    )
+    path, claim = make_run_dir(theirs)
+    claim.release()
+    (path / "checkpoints").mkdir()
+    assert find_run_dir(theirs) == path.relative_to(tmp_path)
+    path.rename(path.with_name("20260101-000000-mnist-bsp"))  # names tell what users like
+    assert find_run_dir(ours) is None
+
+
 def test_a_disk_without_room_for_the_model_is_told_before_training(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3_000_000))
     check_room(tmp_path, 3_000_000)
@@ -106,3 +123,65 @@ def test_a_model_that_finds_no_room_is_kept_elsewhere(tmp_path, monkeypatch):
     assert list((tmp_path / "run").iterdir()) == []
     (kept,) = (tmp_path / "here").glob("*/model.bin")
     assert kept.read_bytes() == b"half"
+
+
+class During(Callback):
+    """Calls a function after each step, with the trainer."""
+
+    def __init__(self, act):
+        self.act, self.steps = act, 0
+
+    def on_batch_end(self, trainer, step, logs):
+        self.steps += 1
+        self.act(trainer)
+
+
+def train(folder, act=lambda trainer: None):
+    during = During(act)
+    trainer = Trainer(
+        build, data(), world=SoloWorld(), loss="mse", progress="off", epochs=1,
+        data={"batch_size": BATCH}, run_dir=str(folder), callbacks=[during],
+    )  # fmt: skip
+    return trainer, during
+
+
+def test_a_training_looks_for_room_before_its_first_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=3))
+    trainer, during = train(tmp_path / "run")
+    with pytest.raises(OutputError, match="the model takes"):
+        trainer.fit()
+    assert during.steps == 0
+
+
+def test_a_training_whose_disk_is_full_at_the_end_keeps_its_model_elsewhere(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    trainer, _ = train(tmp_path / "run", lambda trainer: fill(trainer.replica))
+
+    def fill(replica):
+        save = type(replica).save
+
+        def find_no_room(path):
+            if tmp_path / "run" in path.parents:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return save(replica, path)
+
+        replica.save = find_no_room
+
+    with pytest.raises(OutputError, match=r"No space left on device\. It is in \S+here\S+ inst"):
+        trainer.fit()
+    assert len(list((tmp_path / "here").glob("*/model.*"))) == 1
+
+
+def test_a_training_holds_its_directory_while_it_lasts(tmp_path):
+    refused = []
+
+    def intrude(trainer):
+        with pytest.raises(ConfigError, match="in use by process"):
+            make_run_dir(trainer.config, trainer.run_dir)
+        refused.append(trainer.run_dir)
+
+    trainer, during = train(tmp_path / "run", intrude)
+    result = trainer.fit()
+    assert len(refused) == during.steps > 0
+    make_run_dir(trainer.config, result.run_dir)[1].release()
