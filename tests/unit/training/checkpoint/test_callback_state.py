@@ -78,6 +78,7 @@ def test_any_failure_of_the_saver_is_reported_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("paceline.training.checkpoint.store.split", lambda tree: 1 / 0)
     assert saver.open(1) == 1
     saver.add(1, "common", {})
+    assert isinstance(saver.finish(), OutputError)  # the thread has been there
     monkeypatch.undo()
     saver.commit(1, ["common"], {})
     problem = saver.finish()
