@@ -6,6 +6,7 @@ from support.rule_courses import random_order, set_out
 
 from paceline.rules import Downpour
 from paceline.rules.centre import Terms
+from paceline.rules.server_optimizers import make_server_optimizer
 
 WORKERS = 3
 
@@ -174,3 +175,27 @@ def test_float32_stays_float32():
     assert x == pytest.approx(0.999, rel=1e-6)
     arrays = (x, centre, *state.values(), *centre_state.values())
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_the_optimizer_of_the_centre_is_made_once_not_for_each_push(monkeypatch, synchronous):
+    """A push comes in chunks, and others wait for the lock of a chunk meanwhile."""
+    made = []
+
+    def make(spec):
+        made.append(spec)
+        return make_server_optimizer(spec)
+
+    rule = Downpour(server_optimizer="momentum", synchronous=synchronous)
+    monkeypatch.setattr("paceline.rules.downpour.make_server_optimizer", make)
+    centre = np.ones(2)
+    if synchronous:
+        carried_out = rule.carried_out_as
+        state = carried_out.begin(centre)
+        for _ in range(5):
+            carried_out.merge(np.ones(2), 1.0, centre, state)
+    else:
+        state = rule.begin_centre(2, centre.dtype)
+        for _ in range(5):
+            rule.absorb(np.ones(2), centre, state, Terms())
+    assert made == ["momentum"]
