@@ -15,6 +15,8 @@ class Answer:
 
     code: int | None
     said: str = ""
+    late: bool = False
+    """It was asked and did not answer in time: what it was asked for may be done."""
 
 
 Ask = Callable[[Sequence[str]], Answer]

@@ -69,7 +69,9 @@ def ask_scheduler(command: Sequence[str], directory: Path | None = None) -> Answ
         )
     except FileNotFoundError:
         return Answer(None, f"{command[0]} is not on PATH")
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        return Answer(None, f"{command[0]} did not answer in {_ANSWER_S:.0f} s", late=True)
+    except OSError as error:
         return Answer(None, str(error))
     return Answer(done.returncode, done.stdout)
 
@@ -82,6 +84,12 @@ def submit(request: Request, scheduler: Scheduler, is_new: bool = False) -> Subm
     before = _write_script(request, scheduler.render(request), is_new)
     answer = ask_scheduler(scheduler.HAND_IN, request.run_dir)
     job = scheduler.read_id(answer.said) if answer.code == 0 else None
+    if job is None and (answer.code == 0 or answer.late):
+        raise LaunchError(
+            f"{scheduler.TITLE} may have taken the job, and has not told its number: "
+            f"{_said(answer)}. Look for it among your jobs before you submit again; its script is "
+            f"{request.run_dir / SCRIPT}"
+        )
     if job is None:
         _take_back(request.run_dir, before)
         raise LaunchError(_explain(scheduler, answer))
@@ -134,8 +142,12 @@ def free_run_dir(name: str, within: Path = Path("runs")) -> Path:
     raise LaunchError(f"a thousand runs named {stem} exist already; give --run-dir")
 
 
+def _said(answer: Answer) -> str:
+    return " ".join(answer.said.split()) or "it said nothing"
+
+
 def _explain(scheduler: Scheduler, answer: Answer) -> str:
-    said = " ".join(answer.said.split()) or "nothing"
+    said = _said(answer)
     if answer.code is None:
         return (
             f"{scheduler.TITLE} could not be asked: {said}. Submit from a login node of the "

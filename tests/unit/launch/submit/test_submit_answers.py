@@ -157,6 +157,19 @@ def test_a_refusal_spares_what_others_left(monkeypatch, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [Answer(0, "Submitted batch job 7"), Answer(None, "sbatch did not answer", late=True)],
+)
+def test_a_job_that_may_have_been_taken_keeps_its_script(monkeypatch, tmp_path, answer):
+    monkeypatch.setattr(handing_in, "ask_scheduler", lambda *_: answer)
+    with pytest.raises(LaunchError, match=r"Slurm may have taken the job.*Look for it") as raised:
+        submit(request(run_dir=tmp_path), SCHEDULERS["slurm"])
+    assert answer.said in str(raised.value)
+    assert str(tmp_path / "job.sh") in str(raised.value)
+    assert (tmp_path / "job.sh").exists()
+
+
 def test_the_script_is_handed_in_from_its_directory(monkeypatch, tmp_path):
     asked = []
 
