@@ -168,11 +168,19 @@ class Pace:
             meeting = self._exchange.after_step(Part(), self._watch) or meeting
             if meeting is not None and not meeting.more:
                 break
-        if self.world.size > 1 and not any(self.world.share(self._steps)):
+        steps = self.world.share(self._steps)
+        if self.world.size > 1 and not any(steps):
             raise TrainingError(
                 "no rank called optimizer.step() in the keep_pace block, which is where ranks "
                 "exchange what they learned: each has its own model now. Let optimizer.step() make "
                 "the updates; torch.optim.SGD does p -= lr * p.grad"
+            )
+        idle = [rank for rank in self.workers if not steps[rank]]
+        if idle and any(steps) and self.world.rank == 0:
+            _log.warning(
+                "rank %s took no step, and others up to %d: did it get no batch?",
+                ", ".join(map(str, idle)),
+                max(steps),
             )
         show_centre(self._loop, self._exchange)
         if self._exchange.alike and not self.steps_itself:

@@ -329,6 +329,25 @@ def test_check_finds_parameters_that_differ():
         run_world(2, program)
 
 
+@pytest.mark.parametrize("rule", ["bsp", "average", {"name": "easgd", "servers": 1}])
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_rank_that_took_no_step_is_told_of(caplog, rule, idle):
+    def program(world):
+        model, optimizer = build()
+        with paceline.keep_pace(model, optimizer, rule=rule) as pace:
+            if world.rank not in pace.workers or (idle and world.rank == 1):
+                return
+            for _ in range(2):
+                optimizer.zero_grad()
+                model(torch.ones(4, 3)).sum().backward()
+                optimizer.step()
+
+    with caplog.at_level("WARNING", "paceline.training"):
+        run_world(3, program)
+    said = [record.message for record in caplog.records if "no step" in record.message]
+    assert said == ["rank 1 took no step, and others up to 2: did it get no batch?"] * idle
+
+
 @pytest.mark.parametrize(
     ("rule", "share"), [("bsp", True), ("bsp", False), ("average", True), ("easgd", True)]
 )
