@@ -32,14 +32,24 @@ def weights(model):
     return torch.cat([p.detach().ravel() for p in model.parameters()]).numpy().copy()
 
 
-def fit(tmp_path, ranks, rule, epochs=2, momentum=0.9, rate=0.02, batch=BATCH, **settings):
+def fit(
+    tmp_path,
+    ranks,
+    rule,
+    epochs=2,
+    momentum=0.9,
+    rate=0.02,
+    batch=BATCH,
+    callbacks_of=list,
+    **settings,
+):
     folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
 
     def program(world):
         return Trainer(
             build, data(), world=world, rule=rule, epochs=epochs, loss="mse", progress="off",
             optimizer={"lr": rate, "momentum": momentum}, data={"batch_size": batch},
-            run_dir=str(folder), **settings,
+            run_dir=str(folder), **{"callbacks": callbacks_of(), **settings},
         ).fit()  # fmt: skip
 
     results = run_world(ranks, program) if ranks > 1 else [program(SoloWorld())]

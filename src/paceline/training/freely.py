@@ -210,11 +210,20 @@ class FreeRun(Run):
         for epoch, part in zip(epochs, parts, strict=True):
             last = epoch == epochs[-1]
             found, time = (logs, split) if last else ({}, TimeSplit())
+            self._set_rate_of(epoch)
             figures = self.note(self.make_record(epoch, *part, found, time))
             self.save_history()
             self.call("on_epoch_end", epoch, figures)
             self.reason = self.reason or self.stopping.reason(figures)
         self.worker.stop_asked |= self.reason is not None
+
+    def _set_rate_of(self, epoch: int) -> None:
+        """That of the end of the epoch: others may have taken its last batches."""
+        schedule, size = self.config.schedule, self.clock.samples_per_epoch
+        assert size is not None
+        if schedule.moves:
+            last = min(epoch * size, self._exchange.news.samples) - 1
+            self.replica.scale_learning_rate(schedule.factor(last / size, self.config.epochs))
 
     def _write_exchange(self, facts: dict[str, Any]) -> None:
         if self.config.events_every:

@@ -87,10 +87,21 @@ def test_validation_comes_when_it_is_due(tmp_path):
 
 @pytest.mark.parametrize("rule", [EASGD(every=2), Gossip()], ids=lambda rule: rule.name)
 def test_a_schedule_follows_the_clock_of_the_world(tmp_path, rule):
-    result = fit(tmp_path, 2, rule, epochs=10, schedule={"name": "step", "every": 3, "gamma": 0.1})
+    followed = []
+
+    class Follow(Callback):
+        def on_batch_begin(self, trainer, step):
+            self.expected = 0.02 * 0.1 ** (trainer.clock.epochs // 3)
+
+        def on_batch_end(self, trainer, step, logs):
+            followed.append(trainer.replica.learning_rate == pytest.approx(self.expected))
+
+    schedule = {"name": "step", "every": 3, "gamma": 0.1}
+    result = fit(tmp_path, 2, rule, epochs=10, schedule=schedule, callbacks_of=lambda: [Follow()])
     rates = [record.learning_rate for record in result.history]
-    assert rates[-1] == pytest.approx(0.02 * 0.1**3, rel=0.01)
-    assert sorted(rates, reverse=True) == rates
+    assert rates == pytest.approx([0.02 * 0.1 ** ((epoch - 1) // 3) for epoch in range(1, 11)])
+    assert all(followed)
+    assert len(followed) == 10 * -(-SAMPLES // BATCH)
 
 
 @every_rule
