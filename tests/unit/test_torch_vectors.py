@@ -397,6 +397,7 @@ def test_every_setting_reaches_the_optimizer():
     ("spec", "message"),
     [
         ({"name": "adm"}, "optimizer is 'adm', expected one of: .*adam.* Did you mean 'adam'"),
+        ({"name": "9" * 4000}, "^optimizer is '9{100}', expected one of: .{1,999}$"),
         ({"name": "adam", "momentum": 0.9}, "adam has no setting momentum; it takes: lr, betas"),
         ({"name": "lbfgs"}, "optimizer lbfgs cannot be used here: it asks for several"),
         ({"name": "SparseAdam"}, "exchanged dense"),

@@ -113,7 +113,9 @@ def find_loss(loss: str | LossFunction) -> Loss:
             "models of Keras"
         )
     if loss not in LOSSES:
-        raise ConfigError(f"loss is '{loss}', expected one of: {', '.join(LOSSES)}{_near(loss)}")
+        raise ConfigError(
+            f"loss is '{loss:.100}', expected one of: {', '.join(LOSSES)}{_near(loss)}"
+        )
     return LOSSES[loss]
 
 
@@ -132,7 +134,7 @@ def make_optimizer(
     kind = _OPTIMIZERS.get(name.lower())
     if kind is None:
         valid = ", ".join(sorted(_OPTIMIZERS))
-        raise ConfigError(f"optimizer is '{name}', expected one of: {valid}{_near(name)}")
+        raise ConfigError(f"optimizer is '{name:.100}', expected one of: {valid}{_near(name)}")
     if name.lower() in _UNFIT:
         raise ConfigError(f"optimizer {name} cannot be used here: {_UNFIT[name.lower()]}")
     found = inspect.signature(kind).parameters
