@@ -10,6 +10,11 @@ def test_two_models_that_overlap_have_each_their_own_way(resident):
     assert found[0] == pytest.approx(found[1], rel=1e-6)
 
 
+@pytest.mark.parametrize("rule", ["bsp", "average", "easgd", "gossip"])
+def test_a_block_gives_its_communicators_back(resident, rule):
+    assert resident.on_all(2, f"{PROGRAM}:count_left", 10, rule) == [0, 0]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("rule", ["bsp", "easgd"])
