@@ -7,6 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
+from paceline import Callback
 from paceline.comm import run_world
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.rules import EASGD, Downpour, Gossip
@@ -43,6 +44,19 @@ class Numbers:
         return 1.0, {"w": np.ones(40)}
 
 
+class Together(Callback):
+    """Lets all workers begin their first batch together: on a busy machine one of them might come
+    when the others have done all of it."""
+
+    def __init__(self, workers):
+        self.barrier, self.begun = threading.Barrier(workers), threading.local()
+
+    def on_batch_begin(self, trainer, step):
+        if not hasattr(self.begun, "yes"):
+            self.begun.yes = True
+            self.barrier.wait(60)
+
+
 def count_through(
     tmp_path, rule, ranks, epochs=3, delays=None, callbacks=None, prefetch=0, held_out=None,
     **settings,
@@ -50,12 +64,13 @@ def count_through(
     """A run over numbered samples: what each rank saw, and the result."""
     numbers = np.arange(SAMPLES, dtype=np.float64)[:, None]
     delays, callbacks = delays or [0.0] * ranks, callbacks or [()] * ranks
+    together = Together(ranks - (getattr(rule, "servers", None) or 0))
 
     def program(world):
         model = Numbers(delays[world.rank])
         result = Trainer(
             model.build, numbers, held_out, world=world, rule=rule, epochs=epochs, progress="off",
-            callbacks=callbacks[world.rank], run_dir=str(tmp_path / "run"),
+            callbacks=[together, *callbacks[world.rank]], run_dir=str(tmp_path / "run"),
             data={"batch_size": BATCH, "prefetch": prefetch}, **settings,
         ).fit()  # fmt: skip
         return model.seen, result, world._hub.mail
