@@ -20,10 +20,12 @@ except LaunchError as error:
 
 HANG_S = 60.0
 
+# Under nohup a launcher rightly ignores SIGHUP; here it is to be sent one.
 LAUNCH = """
-import sys
+import signal, sys
 from paceline.launch.command import Job
 from paceline.launch.local import start
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.exit(start(Job(int(sys.argv[1]), 1, (sys.executable, *sys.argv[2:]))))
 """
 
