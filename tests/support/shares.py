@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def merge(
     record: dict[str, dict[str, float]], measured: Mapping[str, Mapping[str, float]]
 ) -> dict[str, dict[str, float]]:
     """The record with new figures. A file keeps its share, so that four runs see all of them; a
-    new one gets the share that has the least to do.
+    new one gets the share that has the least to do in the file's lane.
 
     >>> merge({"a": {"rest": 9.0, "share": 0}}, {"b": {"core": 1.0, "rest": 2.0}})["b"]
     {'core': 1.0, 'rest': 2.0, 'share': 1}
@@ -86,15 +87,21 @@ def merge(
     merged = {file: dict(figures) for file, figures in record.items()}
     for file, figures in measured.items():
         merged.setdefault(file, {}).update(figures)
-    load = [0.0] * SHARES
-    for figures in merged.values():
+    load: Counter[tuple[str, float]] = Counter()
+    for file, figures in merged.items():
         if "share" in figures:
-            load[int(figures["share"])] += figures.get("rest", 0.0)
-    new = [figures for figures in merged.values() if "rest" in figures and "share" not in figures]
-    for figures in sorted(new, key=lambda figures: -figures["rest"]):
-        figures["share"] = load.index(min(load))
-        load[int(figures["share"])] += figures["rest"]
+            load[_lane(file), figures["share"]] += figures.get("rest", 0.0)
+    new = [file for file, figures in merged.items() if "rest" in figures and "share" not in figures]
+    for file in sorted(new, key=lambda file: -merged[file]["rest"]):
+        lane, figures = _lane(file), merged[file]
+        figures["share"] = min(range(SHARES), key=lambda share: load[lane, share])
+        load[lane, figures["share"]] += figures["rest"]
     return merged
+
+
+def _lane(file: str) -> str:
+    lane = lane_of(file)
+    return lane if lane in LANES.values() else "others"
 
 
 def next_share() -> int:

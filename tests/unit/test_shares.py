@@ -56,6 +56,14 @@ def test_a_file_keeps_its_share_and_new_ones_even_them_out(record):
     assert second["5.py"] == first["1.py"], "it has the least to do now"
 
 
+def test_new_files_are_evened_out_lane_by_lane():
+    """Clusters run beside jobs: a share with much of the one has room for the other."""
+    record = {f"tests/clusters/{share}.py": {"rest": 100.0, "share": share} for share in range(3)}
+    record["tests/mpi/a.py"] = {"rest": 50.0, "share": 3}
+    merged = shares.merge(record, {"tests/mpi/b.py": {"rest": 9.0}})
+    assert merged["tests/mpi/b.py"]["share"] == 0
+
+
 def test_a_file_that_is_gone_is_forgotten(record, tmp_path):
     measure(None, _1=1.0, _2=2.0)
     (tmp_path / "1.py").unlink()
