@@ -24,13 +24,15 @@ MEASURED = REPOSITORY / "build" / "tests"
 """Where runs leave a file each of what they measured."""
 SHARES = 4
 LANES = {
+    "tests/e2e/test_bench_link.py": "clusters",
     "tests/mpi/": "jobs",
     "tests/e2e/": "jobs",
     "tests/clusters/": "clusters",
     "tests/process/": "processes",
 }
 """Folders whose tests start processes: one worker runs all of a lane, one after the other, so that
-no two jobs of MPI compete."""
+no two jobs of MPI compete; nor does traffic between hosts of one test with that of another, which
+loses packets then. The first that fits counts."""
 
 
 def is_left_out(marks: Iterable[str]) -> bool:
@@ -47,6 +49,8 @@ def lane_of(file: str) -> str:
 
     >>> lane_of("tests/mpi/test_faults.py"), lane_of("tests/unit/test_vectors.py")
     ('jobs', 'tests/unit/test_vectors.py')
+    >>> lane_of("tests/e2e/test_bench_link.py"), lane_of("tests/e2e/test_bench.py")
+    ('clusters', 'jobs')
     """
     return next((lane for folder, lane in LANES.items() if file.startswith(folder)), file)
 
