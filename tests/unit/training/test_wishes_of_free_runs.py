@@ -11,7 +11,6 @@ from support.line_problem import SAMPLES
 from paceline import Callback
 from paceline.comm import run_world
 from paceline.errors import Interrupted
-from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import History
 from paceline.rules import EASGD
 from paceline.training.centre import News
@@ -79,42 +78,6 @@ def test_rank_0_steps_between_the_records_of_many_short_epochs(tmp_path):
     assert [
         record.epoch for record in History.load(tmp_path / "run" / "history.jsonl")
     ] == hold.told
-
-
-class Endless(NumpyReplica):
-    """Its validation goes on until somebody is interrupted."""
-
-    def __init__(self, interrupt):
-        super().__init__({"w": np.zeros(3)}, lambda arrays, batch: (1.0, {"w": np.ones(3)}))
-        self.interrupt, self.batches = interrupt, 0
-
-    def evaluate(self, batch):
-        self.batches += 1
-        if self.batches == 2:
-            self.interrupt()
-        return {"loss": 1.0, "samples": 1, "correct": 0, "counted": 0}
-
-
-@pytest.mark.parametrize("who", [0, 1])
-def test_a_validation_gives_way_to_a_wish_to_end(tmp_path, who):
-    """Of rank 0 itself, or of the other worker, who waits for rank 0 to save with him."""
-    trainers, replicas = {}, {}
-
-    def program(world):
-        replicas[world.rank] = Endless(lambda: trainers[who].interrupt())
-        trainers[world.rank] = Trainer(
-            lambda: replicas[world.rank], np.arange(40.0)[:, None], np.arange(10**6)[:, None],
-            world=world, rule=EASGD(every=2), epochs=10**6, progress="off", events_every=0,
-            data={"batch_size": 2, "prefetch": 0, "validation_batch_size": 1},
-            run_dir=str(tmp_path / "run"),
-        )  # fmt: skip
-        world.barrier()
-        with pytest.raises(Interrupted):
-            trainers[world.rank].fit()
-
-    run_world(2, program)
-    assert replicas[0].batches < 10**6
-    assert len(Store(tmp_path / "run" / "checkpoints").names()) == 1
 
 
 def test_rejected_samples_have_no_part_in_the_mean():

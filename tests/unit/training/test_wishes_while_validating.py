@@ -1,4 +1,4 @@
-"""A wish to end is heeded while ranks validate together, and a resumed run validates then."""
+"""A wish to end is heeded while ranks validate, and a resumed run validates then."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from paceline import Callback
 from paceline.comm import run_world
 from paceline.errors import Interrupted
 from paceline.frameworks.numpy import NumpyReplica
-from paceline.rules import BSP, Average, DiLoCo
+from paceline.rules import BSP, EASGD, Average, DiLoCo
 from paceline.training.checkpoint.store import Store
 from paceline.training.trainer import Trainer
 
@@ -30,16 +30,17 @@ class Endless(NumpyReplica):
         return {"loss": 1.0, "samples": 1, "correct": 0, "counted": 0}
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize("rule", [*RULES, EASGD(every=2)], ids=lambda rule: type(rule).__name__)
 @pytest.mark.parametrize("who", [0, 1])
 def test_all_give_up_when_one_is_to_end(tmp_path, rule, who):
+    """Under easgd rank 0 validates alone, and the other worker waits for it, to save together."""
     trainers, replicas = {}, {}
 
     def program(world):
         replicas[world.rank] = Endless(lambda: trainers[who].interrupt())
         trainers[world.rank] = Trainer(
             lambda: replicas[world.rank], np.arange(40.0)[:, None], np.arange(MANY)[:, None],
-            world=world, rule=rule, epochs=3, progress="off", events_every=0,
+            world=world, rule=rule, epochs=MANY, progress="off", events_every=0,
             data={"batch_size": 2, "prefetch": 0, "validation_batch_size": 1},
             run_dir=str(tmp_path / "run"),
         )  # fmt: skip
