@@ -38,7 +38,7 @@ from torch import nn  # here, and not in a worker: threads that import it togeth
 
 import paceline
 from paceline.comm import run_world
-from paceline.data import digits, mnist
+from paceline.data.builtin import digits, mnist
 from paceline.errors import TrainingError
 from paceline.observe import read_events
 

@@ -26,15 +26,15 @@ import torch
 from paceline.cli import _make_parser
 from paceline.cli.train_settings import read_levels
 from paceline.comm import SoloWorld
+from paceline.config.reading import read_config
+from paceline.config.run import OptimizerConfig, RunConfig
 from paceline.data import open_data
 from paceline.errors import Interrupted
 from paceline.frameworks import load_file, make_replica
-from paceline.frameworks.torch_files import load_weights
+from paceline.frameworks.model_files import read_model
+from paceline.frameworks.torch.model_files import load_weights
 from paceline.rules import RULES
 from paceline.training.callbacks import Callback
-from paceline.training.config import OptimizerConfig, RunConfig
-from paceline.training.plain_model import read_model
-from paceline.training.settings import read_config
 from paceline.training.trainer import Trainer
 
 SAMPLES = 20
@@ -127,7 +127,7 @@ def _make_models(folder: Path) -> None:
 
     save_file(model.state_dict(), folder / "w.safetensors")
     with suppress(ImportError):
-        from paceline.frameworks.keras_files import import_keras
+        from paceline.frameworks.keras.model_files import import_keras
 
         keras = import_keras()
         whole = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(2)])

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from paceline import Trainer
-from paceline.bench.timing import best_of
 from paceline.models.mnist import MNISTNetwork
+from paceline.tools.bench.ranks.timing import best_of
 
 BATCH = 64
 

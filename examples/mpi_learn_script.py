@@ -8,7 +8,7 @@ from pathlib import Path
 import keras
 from mpi4py import MPI
 
-from paceline.data.mnist_files import read_digits, write_files
+from paceline.data.builtin.mnist_files import read_digits, write_files
 from paceline.mpi_learn import Algo, H5Data, ModelBuilder, MPIManager
 
 

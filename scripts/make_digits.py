@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data import mnist
+from paceline.data.builtin import mnist
 from paceline.errors import DataError
 
 SEED = 20

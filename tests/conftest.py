@@ -16,8 +16,8 @@ import pytest
 from support import shares
 from support.ranks import TESTS, clean_environment
 
-from paceline.launch.command import Job, render_command
-from paceline.launch.local import find_mpirun, read_machine, shared_memory
+from paceline.launch.mpirun import find_mpirun, read_machine, shared_memory
+from paceline.launch.mpirun_command import Job, render_command
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.comm import World
     from paceline.errors import PacelineError
-    from paceline.frameworks.jax_model import JaxModel
-    from paceline.launch.world import init
+    from paceline.frameworks.jax.model import JaxModel
     from paceline.rules import BSP, EASGD, Average, DiLoCo, Downpour, Gossip
+    from paceline.runtime.world import init
     from paceline.training.callbacks import Callback
     from paceline.training.pace import keep_pace, shard
     from paceline.training.trainer import Result, Trainer
@@ -28,12 +28,12 @@ _HOMES = {
     "Downpour": "paceline.rules",
     "EASGD": "paceline.rules",
     "Gossip": "paceline.rules",
-    "JaxModel": "paceline.frameworks.jax_model",
+    "JaxModel": "paceline.frameworks.jax.model",
     "PacelineError": "paceline.errors",
     "Result": "paceline.training.trainer",
     "Trainer": "paceline.training.trainer",
     "World": "paceline.comm",
-    "init": "paceline.launch.world",
+    "init": "paceline.runtime.world",
     "keep_pace": "paceline.training.pace",
     "shard": "paceline.training.pace",
 }

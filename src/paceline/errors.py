@@ -46,3 +46,10 @@ class Interrupted(PacelineError):
     def __init__(self, message: str, code: int = 75) -> None:
         super().__init__(message)
         self.code = code
+
+
+SAVED = 75
+"""Exit code of ranks that saved and stopped before their work was done (EX_TEMPFAIL)."""
+
+HOST_LOST = 68
+"""Exit code of the launcher when a host was lost (EX_NOHOST): elsewhere the job could go on."""

@@ -206,7 +206,7 @@ def test_blocked_ports(ssh_hosts: Cluster, host: int, way: str) -> None:
 def test_a_world_that_never_forms_is_given_up(ssh_hosts: Cluster) -> None:
     options = ["-n", "2", "--hosts", "host1:1,host2:1"]
     code = (
-        "from paceline.launch.doctor.world import *; "
+        "from paceline.tools.doctor.world import *; "
         f"trial = run_trial({options}, timeout_s=8); "
         "print(judge_trial(trial, 2, several=True)[0])"
     )

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.vectors import aligned_zeros
 from paceline.data import Batch
 from paceline.frameworks import Replica, make_replica
 from paceline.frameworks.numpy import NumpyReplica
-from paceline.vectors import aligned_zeros
 
 
 def softmax_regression(arrays, batch):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.rule_courses import random_order, set_out
 
+from paceline.core.quantities import Period
 from paceline.errors import ConfigError
 from paceline.rules import (
     BSP,
@@ -19,7 +20,6 @@ from paceline.rules import (
     Gossip,
     make_rule,
 )
-from paceline.rules.period import Period
 
 RULES_UNDER_TEST = [
     BSP(),

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from support.commands import PACELINE, started
 
-from paceline.bench.ranks import run_ranks
 from paceline.errors import LaunchError
+from paceline.tools.bench.harness import run_ranks
 
 MNIST_PARAMETERS = 16 * 26 + 32 * 401 + 128 * 513 + 10 * 129
 """Weights and biases of the built-in network: two convolutions, two dense layers."""

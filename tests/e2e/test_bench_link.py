@@ -14,9 +14,9 @@ import pytest
 from support.commands import PACELINE, run_program, started
 from support.ranks import FULL_MNIST
 
-from paceline.bench.hosts import NAMES, Hosts, check_means
-from paceline.bench.link import run_in_hosts
 from paceline.errors import ConfigError, LaunchError
+from paceline.tools.bench.hosts import NAMES, Hosts, check_means
+from paceline.tools.bench.link import run_in_hosts
 
 PARAMETERS = 785 * 256 + 257 * 256 + 257 * 10
 """Of the small network that --quick trains."""
@@ -190,7 +190,7 @@ def test_a_rank_that_fails_in_the_second_host_ends_all(program, capfd):
 @pytest.mark.slow
 def test_bytes_are_those_that_a_host_has_sent_over_the_link(program):
     name = program(
-        "import numpy; from paceline.bench.link_ranks import bytes_sent; "
+        "import numpy; from paceline.tools.bench.ranks.link import bytes_sent; "
         "before, buffer = bytes_sent(), numpy.ones(10**6, numpy.float32); "
         "world.send(buffer, to=1) if world.rank == 0 else world.receive(buffer, source=0); "
         "world.barrier(); return world.share(bytes_sent() - before)"

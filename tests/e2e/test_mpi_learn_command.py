@@ -8,8 +8,8 @@ import pytest
 from support.commands import PACELINE, run_program
 from support.ranks import FULL_MNIST
 
-from paceline.launch.command import Job, render_command
-from paceline.launch.local import find_mpirun, read_machine, shared_memory
+from paceline.launch.mpirun import find_mpirun, read_machine, shared_memory
+from paceline.launch.mpirun_command import Job, render_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -17,8 +17,8 @@ from support.commands import PACELINE, run_program
 from support.projects import BAD_DATA, write_project
 from support.ranks import FULL_MNIST
 
-from paceline.launch.command import Job, render_command
-from paceline.launch.local import find_mpirun, read_machine
+from paceline.launch.mpirun import find_mpirun, read_machine
+from paceline.launch.mpirun_command import Job, render_command
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from support.commands import PACELINE, started, wait_for
 
-from paceline.launch.cores import available_cores
+from paceline.cluster.cores import available_cores
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -18,8 +18,8 @@ import pytest
 from support.launching import KIND
 from support.ranks import TESTS, clean_environment
 
+from paceline.checkpoint.store import Store
 from paceline.testing import Fault
-from paceline.training.checkpoint.store import Store
 
 pytestmark = [
     pytest.mark.timeout(300),  # the first test waits for a job that may have others beside it

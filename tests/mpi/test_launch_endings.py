@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.launching import HANG_S, KIND, launch, living, wait_until_gone
 
-from paceline.launch.local import remove_stale_memory
+from paceline.launch.mpirun import remove_stale_memory
 
 pytestmark = [
     pytest.mark.timeout(150),
@@ -246,7 +246,7 @@ def test_folders_of_launchers_whom_nobody_cleared_up_after_go_later():
 
 
 def test_the_undertaker_of_a_launcher_that_ends_touches_nothing(tmp_path):
-    from paceline.launch.undertaker import undertaker
+    from paceline.runtime.reaper import undertaker
 
     marker = f"marker-{uuid.uuid4().hex}"
     sleep = "import time; time.sleep(100)"

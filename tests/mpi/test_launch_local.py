@@ -12,8 +12,8 @@ import uuid
 import pytest
 from support.launching import HANG_S, KIND, launch, wait_until_gone
 
-from paceline.launch.command import Job, Mpirun, render_command
-from paceline.launch.local import find_mpirun, read_machine
+from paceline.launch.mpirun import find_mpirun, read_machine
+from paceline.launch.mpirun_command import Job, Mpirun, render_command
 
 slow = pytest.mark.slow
 
@@ -61,7 +61,7 @@ time.sleep(100)
 
 RUN = """
 import os, sys
-from paceline.launch.foreground import run_foreground
+from paceline.launch.supervise import run_foreground
 sys.exit(run_foreground([sys.executable, *sys.argv[1:]], os.environ))
 """
 DEAF_LAUNCHER = """
@@ -84,8 +84,8 @@ exec {0} "$@"
 """
 LAUNCH_BY = """
 import sys
-from paceline.launch.command import Job, Mpirun
-from paceline.launch.local import start_ranks
+from paceline.launch.mpirun_command import Job, Mpirun
+from paceline.launch.mpirun import start_ranks
 sys.exit(start_ranks(Job(1, 1, tuple(sys.argv[3:])), launcher=Mpirun(*sys.argv[1:3])).code)
 """
 

@@ -13,7 +13,7 @@ import pytest
 from support.ranks import clean_environment
 
 from paceline.errors import LaunchError
-from paceline.launch.local import find_mpirun
+from paceline.launch.mpirun import find_mpirun
 
 pytest.importorskip("torch")
 try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline.training.checkpoint.store import Store
+from paceline.checkpoint.store import Store
 
 ODD: tuple[Any, ...] = ("text", -1, None, True, [], {}, 1e300, [1, 2, 3], {"a": 1})
 ODD_ARRAYS: tuple[Any, ...] = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.training.checkpoint.store import Store
+from paceline.checkpoint.store import Store
 
 FOLDER_MARKS = (".draft-", ".gone-", ".old-")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.launch.submit.job import Request
+from paceline.cluster.schedulers.request import Request
 
 
 def request(**changes: Any) -> Request:

@@ -20,8 +20,8 @@ from paceline.frameworks import (
     make_replica,
     seed_generators,
 )
-from paceline.frameworks.keras_backend import without_tensorflow
-from paceline.frameworks.keras_export import describe_architecture
+from paceline.frameworks.keras.backend import without_tensorflow
+from paceline.frameworks.keras.keras_export import describe_architecture
 
 layers = keras.layers
 ADAM = {"name": "adam", "lr": 0.01}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch.local import find_mpirun
+from paceline.launch.mpirun import find_mpirun
 
 try:
     KIND = find_mpirun().kind
@@ -23,8 +23,8 @@ HANG_S = 60.0
 # Under nohup a launcher rightly ignores SIGHUP; here it is to be sent one.
 LAUNCH = """
 import signal, sys
-from paceline.launch.command import Job
-from paceline.launch.local import start
+from paceline.launch.mpirun_command import Job
+from paceline.launch.mpirun import start
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 sys.exit(start(Job(int(sys.argv[1]), 1, (sys.executable, *sys.argv[2:]))))
 """

@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from paceline.launch.meeting import hold
+from paceline.launch.rendezvous import hold
 from support.ranks import run_in_group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

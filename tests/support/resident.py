@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import paceline
-from paceline.launch import world as launch_world
+from paceline.runtime import world as launch_world
 
 PROGRAMS = Path(__file__).parents[1] / "mpi" / "programs"
 WHERE = signal.SIGRTMIN + 5

@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.comm.memory import PREFIX
-from paceline.launch.command import Job, render_command
-from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.local import find_mpirun, read_machine, shared_memory
+from paceline.cluster.identity import JOB_FOLDER
+from paceline.comm.node_memory import PREFIX
+from paceline.launch.mpirun import find_mpirun, read_machine, shared_memory
+from paceline.launch.mpirun_command import Job, render_command
 from support import resident
 from support.ranks import clean_environment
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.comm import ANY_RANK, SoloWorld, World, wait_for_any, wait_until
-from paceline.comm.memory import PREFIX, find_place
+from paceline.comm.node_memory import PREFIX, find_place
 from paceline.errors import WorldError
 
 

@@ -6,11 +6,11 @@ import textwrap
 import pytest
 
 from paceline.comm import SoloWorld
+from paceline.config.run import RunConfig
+from paceline.core.user_code import load_function
 from paceline.data import open_data
 from paceline.errors import ConfigError, PacelineError
-from paceline.functions import load_function
 from paceline.training.build import build_replica
-from paceline.training.config import RunConfig
 
 
 @pytest.fixture(autouse=True)

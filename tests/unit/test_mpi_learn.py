@@ -13,7 +13,7 @@ import pytest
 from paceline.cli import main
 from paceline.comm import SoloWorld, run_world
 from paceline.data import ArraySource
-from paceline.data.hdf5 import Hdf5File
+from paceline.data.formats.hdf5 import Hdf5File
 from paceline.errors import ConfigError, DataError, ReplicaError
 from paceline.frameworks import Replica
 from paceline.mpi_learn import Algo, Data, H5Data, ModelBuilder, MPIManager, MPIModel
@@ -198,7 +198,7 @@ def test_rank_0_looks_into_the_files_for_all(kind, tmp_path, monkeypatch):
 
 
 def test_files_larger_than_the_window_are_asked_for_one_by_one(monkeypatch):
-    monkeypatch.setattr("paceline.data.block_source.WINDOW_BYTES", 8 * 5)
+    monkeypatch.setattr("paceline.data.files.blocks.WINDOW_BYTES", 8 * 5)
     source = DataSource(Points(5), ["a", "c"], "training")
     assert source.order_facts is not None
     order = source.order(1, 0)

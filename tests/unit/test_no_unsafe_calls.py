@@ -16,23 +16,32 @@ ALLOWED = {
     ("cli/__init__.py", "import_module"): "subcommands, from a table in the same file",
     ("frameworks/__init__.py", "import_module"): "adapters, from a table in the same file",
     ("data/collate.py", "import_module"): "torch.utils.data, if the samples come from torch",
-    ("data/tables.py", "import_module"): "pyarrow's csv and parquet, named in data/",
-    ("bench/rows.py", "import_module"): "matplotlib, if it is asked for",
-    ("functions.py", "import_module"): "the module that the user names as package.module:function",
-    ("functions.py", "spec_from_file_location"): "the file that the user names as file.py:function",
-    ("functions.py", "exec_module"): "the file that the user names as file.py:function",
+    ("data/formats/tables.py", "import_module"): "pyarrow's csv and parquet, named in data/",
+    ("tools/bench/rows.py", "import_module"): "matplotlib, if it is asked for",
+    (
+        "core/user_code.py",
+        "import_module",
+    ): "the module that the user names as package.module:function",
+    (
+        "core/user_code.py",
+        "spec_from_file_location",
+    ): "the file that the user names as file.py:function",
+    ("core/user_code.py", "exec_module"): "the file that the user names as file.py:function",
     ("cli/run.py", "run_path"): "the script that the user names: paceline run -- script.py",
     ("cli/run.py", "run_module"): "the module that the user names: paceline run -- -m package",
-    ("bench/naive.py", "comm.recv"): "a benchmark of what pickled messages cost, within one job",
-    ("launch/doctor/reach.py", "create_server"): "doctor tries whether hosts reach each other, "
+    (
+        "tools/bench/ranks/naive_server.py",
+        "comm.recv",
+    ): "a benchmark of what pickled messages cost, within one job",
+    ("tools/doctor/reach.py", "create_server"): "doctor tries whether hosts reach each other, "
     "for some seconds; nothing is read",
-    ("launch/meeting.py", "bind"): "holds a port for rank 0's store",
-    ("launch/torch_hook.py", "listen"): "that store, at loopback, if all ranks are on one node",
-    ("bench/hosts.py", "listen"): "a process of ours that waits for commands; no socket",
+    ("runtime/torchrun/address.py", "bind"): "holds a port for rank 0's store",
+    ("runtime/torchrun/hook.py", "listen"): "that store, at loopback, if all ranks are on one node",
+    ("tools/bench/hosts.py", "listen"): "a process of ours that waits for commands; no socket",
     ("torch_backend/rendezvous.py", "create_server"): "the store that ranks of torch.distributed "
     "meet at; on one node it listens to the node alone",
     ("torch_backend/rendezvous.py", "TCPStore"): "the same",
-    ("bench/peers.py", "TCPStore"): "gloo as a peer, for the time of a benchmark",
+    ("tools/bench/ranks/peers.py", "TCPStore"): "gloo as a peer, for the time of a benchmark",
 }
 """Where and what, and why it may be there."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support.strangers import give_away, needs_root
 
-from paceline.private import (
+from paceline.core.private import (
     NotOurs,
     make_folder,
     open_file,

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.vectors import ALIGNMENT_BYTES, Layout, aligned_zeros, checksum, differences
+from paceline.core.vectors import ALIGNMENT_BYTES, Layout, aligned_zeros, checksum, differences
 
 shapes = st.lists(st.lists(st.integers(0, 5), max_size=3).map(tuple), min_size=1, max_size=6)
 dtypes = st.sampled_from(["float32", "float64", "bfloat16", "float16"])

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.bench import BENCHES, Bench
-from paceline.bench.machine import describe_machine
-from paceline.bench.options import add_shared_options, settle_rounds
-from paceline.bench.rows import Row, check_plot, plot_rows, render_table, write_rows
-from paceline.training.rundir import check_writable
+from paceline.tools.bench import BENCHES, Bench
+from paceline.tools.bench.machine import describe_machine
+from paceline.tools.bench.options import add_shared_options, settle_rounds
+from paceline.tools.bench.rows import Row, check_plot, plot_rows, render_table, write_rows
+from paceline.training.run_dir import check_writable
 
 
 def add_parser(commands: Any) -> None:

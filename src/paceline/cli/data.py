@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.data.mnist_files import FORMATS, list_of, read_digits, read_mnist, write_files
+from paceline.data.builtin.mnist_files import FORMATS, list_of, read_digits, read_mnist, write_files
 from paceline.errors import ConfigError
 
 

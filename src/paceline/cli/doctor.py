@@ -12,12 +12,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from paceline.cluster.detect import detect
+from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
+from paceline.cluster.schedulers.allocation import Allocation, read_allocation
 from paceline.errors import ConfigError, LaunchError
-from paceline.launch.allocation import Allocation, read_allocation
-from paceline.launch.doctor.diagnose import Question, diagnose
-from paceline.launch.doctor.page import Diagnosis, render_json, render_page
-from paceline.launch.environment import detect
-from paceline.launch.hosts import Host, parse_hosts, read_hostfile
+from paceline.tools.doctor.diagnose import Question, diagnose
+from paceline.tools.doctor.page import Diagnosis, render_json, render_page
 
 
 def add_parser(commands: Any) -> None:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.training.export import NEWEST, export_model
+from paceline.training.resume.export import NEWEST, export_model
 
 
 def add_parser(commands: Any) -> None:

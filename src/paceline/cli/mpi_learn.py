@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.ranks import add_rank_options, start_or_join
+from paceline.cli.rank_options import add_rank_options, start_or_join
+from paceline.cluster.detect import detect
 from paceline.errors import ConfigError, Interrupted
-from paceline.launch.environment import detect
-from paceline.launch.world import fail, init
+from paceline.runtime.failure import fail
+from paceline.runtime.world import init
 
 _BETA = 0.9
 

@@ -11,13 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.cli.ranks import add_rank_options, start_or_join
-from paceline.errors import LaunchError
-from paceline.launch.environment import detect
-from paceline.launch.foreground import SAVED
-from paceline.launch.introduction import introduce, is_on_one_node
-from paceline.launch.torch_hook import keep_stores_inside, meet_where_none_is_named
-from paceline.launch.world import everyone, fail
+from paceline.cli.rank_options import add_rank_options, start_or_join
+from paceline.cluster.detect import detect
+from paceline.errors import SAVED, LaunchError
+from paceline.runtime.failure import fail
+from paceline.runtime.torchrun.env import introduce, is_on_one_node
+from paceline.runtime.torchrun.hook import keep_stores_inside, meet_where_none_is_named
+from paceline.runtime.world import everyone
 
 
 def add_parser(commands: Any) -> None:

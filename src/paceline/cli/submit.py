@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.submitted import Command, read_command
+from paceline.cli.inner_command import Command, read_command
+from paceline.cluster.schedulers import SCHEDULERS
+from paceline.cluster.schedulers.follow import explain_stuck, follow, stop_command
+from paceline.cluster.schedulers.interface import Scheduler
+from paceline.cluster.schedulers.request import Request, make_request
+from paceline.cluster.schedulers.submit import RunDirTaken, Submitted, ask_scheduler, submit
+from paceline.cluster.schedulers.sweep import make_tasks
 from paceline.errors import ConfigError, LaunchError
-from paceline.launch.submit import SCHEDULERS
-from paceline.launch.submit.follow import explain_stuck, follow, stop_command
-from paceline.launch.submit.job import Request, make_request
-from paceline.launch.submit.scheduler import Scheduler
-from paceline.launch.submit.submit import RunDirTaken, Submitted, ask_scheduler, submit
-from paceline.launch.submit.sweep import make_tasks
 
 _USUAL_REQUEUES = 10
 _NAMES_TRIED = 100

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.ranks import add_rank_options, start_or_join
+from paceline.cli.rank_options import add_rank_options, start_or_join
+from paceline.cluster.detect import detect
 from paceline.errors import Interrupted
-from paceline.launch.environment import detect
-from paceline.launch.local import RESTART
 from paceline.models import MODELS
 from paceline.rules import RULES
+from paceline.runtime.job_dir import RESTART
 
 if TYPE_CHECKING:
-    from paceline.training.config import RunConfig
+    from paceline.config.run import RunConfig
 
 
 def _number_or_text(text: str) -> int | str:
@@ -207,8 +207,8 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
-    from paceline.cli.train_settings import read_levels  # --help need not wait for it
-    from paceline.training.settings import read_config
+    from paceline.cli.train_settings import read_levels
+    from paceline.config.reading import read_config
 
     levels, told = read_levels(args)
     _tell(told)
@@ -222,7 +222,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
 
 def _fix_run_dir(config: RunConfig, given: list[str]) -> tuple[RunConfig, list[str]]:
     """Runs that are started again must know their directory."""
-    from paceline.training.rundir import find_run_dir, make_fresh
+    from paceline.training.run_dir import find_run_dir, make_fresh
 
     if config.resume not in (None, "auto"):
         return config, given
@@ -239,12 +239,13 @@ def _tell(lines: Sequence[str]) -> None:
 
 
 def _train(config: RunConfig, summary: str | None) -> int:
-    from paceline.launch.world import fail, init
+    from paceline.comm.rank0 import once
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
-    from paceline.training.once import once
-    from paceline.training.run import REMEDY
-    from paceline.training.rundir import check_writable, write_json
+    from paceline.runtime.failure import fail
+    from paceline.runtime.world import init
+    from paceline.training.loop.run import REMEDY
+    from paceline.training.run_dir import check_writable, write_json
     from paceline.training.trainer import Trainer
 
     world = init()

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.cli.train import FLAGS
+from paceline.config.reading import combine, read_assignment, read_config, read_yaml
+from paceline.config.run import RunConfig
+from paceline.config.theano_mpi import read_run_file
 from paceline.errors import ConfigError
 from paceline.models import MODELS
-from paceline.training.config import RunConfig
-from paceline.training.old_config import read_run_file
-from paceline.training.settings import combine, read_assignment, read_config, read_yaml
 
 
 def read_settings(args: argparse.Namespace) -> RunConfig:

@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.bench.rows import check_plot
 from paceline.cli import run as run_command
 from paceline.cli import train as train_command
+from paceline.cluster.cores import available_cores
+from paceline.cluster.detect import detect
+from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
+from paceline.cluster.schedulers.allocation import read_allocation
 from paceline.errors import LaunchError
-from paceline.launch.allocation import read_allocation
-from paceline.launch.cores import available_cores
-from paceline.launch.environment import detect
-from paceline.launch.hosts import Host, parse_hosts, read_hostfile
-from paceline.launch.tune.command import Command
-from paceline.launch.tune.plan import Room, plan
-from paceline.launch.tune.report import draw, plain, render_notes, render_table
-from paceline.launch.tune.search import Search, best_of, describe_load, tell
-from paceline.launch.tune.trial import Outcome, Patience, Stopped, run_trial, stoppable
 from paceline.observe import write_atomically
-from paceline.training.rundir import check_writable
+from paceline.tools.bench.rows import check_plot
+from paceline.tools.tune.command import Command
+from paceline.tools.tune.plan import Room, plan
+from paceline.tools.tune.report import draw, plain, render_notes, render_table
+from paceline.tools.tune.search import Search, best_of, describe_load, tell
+from paceline.tools.tune.trial import Outcome, Patience, Stopped, run_trial, stoppable
+from paceline.training.run_dir import check_writable
 
 _KINDS = {"train": train_command, "run": run_command}
 _PASSED_ON = ("hosts", "hostfile", "launcher")

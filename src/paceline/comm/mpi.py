@@ -18,11 +18,11 @@ mpi4py.rc(thread_level="multiple")
 
 from mpi4py import MPI  # noqa: E402
 
-from paceline.comm.memory import map_together  # noqa: E402
-from paceline.comm.node_sum import SMALL_BYTES, NodeSum  # noqa: E402
-from paceline.comm.piped_sum import LONG_BYTES, PipedSum  # noqa: E402
-from paceline.comm.plain import from_bytes, to_bytes  # noqa: E402
-from paceline.comm.waiting import LONGEST_S, wait_until  # noqa: E402
+from paceline.comm.allreduce.node import SMALL_BYTES, NodeSum  # noqa: E402
+from paceline.comm.allreduce.pipelined import LONG_BYTES, PipedSum  # noqa: E402
+from paceline.comm.node_memory import map_together  # noqa: E402
+from paceline.comm.polling import LONGEST_S, wait_until  # noqa: E402
+from paceline.comm.values import from_bytes, to_bytes  # noqa: E402
 from paceline.comm.world import (  # noqa: E402
     ANY_RANK,
     Buffer,
@@ -33,8 +33,8 @@ from paceline.comm.world import (  # noqa: E402
     check_buffer,
     check_pieces,
 )
+from paceline.core.vectors import aligned_zeros  # noqa: E402
 from paceline.errors import WorldError  # noqa: E402
-from paceline.vectors import aligned_zeros  # noqa: E402
 
 MAX_ELEMENTS = 2**30
 """Elements per collective: MPI counts are 32-bit before MPI 4, and so are some of its sums."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from weakref import WeakKeyDictionary
 
 from paceline.comm.world import World
-from paceline.vectors import ALIGNMENT_BYTES
+from paceline.core.vectors import ALIGNMENT_BYTES
 
 
 class Nodes:

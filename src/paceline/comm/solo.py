@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import numpy.typing as npt
 
-from paceline.comm.memory import ProcessMemory, reserve
+from paceline.comm.node_memory import ProcessMemory, reserve
 from paceline.comm.world import (
     ANY_RANK,
     Buffer,
@@ -18,8 +18,8 @@ from paceline.comm.world import (
     check_buffer,
     check_pieces,
 )
+from paceline.core.vectors import aligned_zeros
 from paceline.errors import WorldError
-from paceline.vectors import aligned_zeros
 
 
 class SoloWorld:

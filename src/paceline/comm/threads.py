@@ -19,9 +19,9 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy.typing as npt
 
-from paceline.comm.mail import Dispatched, Mailbox
-from paceline.comm.memory import ProcessMemory, reserve
-from paceline.comm.plain import from_bytes, to_bytes
+from paceline.comm.mailbox import Dispatched, Mailbox
+from paceline.comm.node_memory import ProcessMemory, reserve
+from paceline.comm.values import from_bytes, to_bytes
 from paceline.comm.world import (
     ANY_RANK,
     Buffer,
@@ -32,8 +32,8 @@ from paceline.comm.world import (
     check_buffer,
     check_pieces,
 )
+from paceline.core.vectors import aligned_zeros
 from paceline.errors import WorldError
-from paceline.vectors import aligned_zeros
 
 R = TypeVar("R")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.vectors import Vector, aligned_zeros
+from paceline.core.vectors import Vector, aligned_zeros
 
 Bytes = npt.NDArray[np.uint8]
 Code = tuple[npt.NDArray[Any], ...]

@@ -2,12 +2,12 @@
 
 from paceline.data.batch import Batch
 from paceline.data.convert import as_source
-from paceline.data.dealing import Tickets, batches_per_epoch, dealt_batches
-from paceline.data.epochs import evaluation_batches, training_batches
-from paceline.data.files import open_data
-from paceline.data.legs import Leg
-from paceline.data.prefetch import prefetched
-from paceline.data.shards import Plan, Shard, epoch_order, plan_steps
+from paceline.data.open import open_data
+from paceline.data.sampling.epochs import evaluation_batches, training_batches
+from paceline.data.sampling.partial_epoch import Leg
+from paceline.data.sampling.prefetch import prefetched
+from paceline.data.sampling.shards import Plan, Shard, epoch_order, plan_steps
+from paceline.data.sampling.work_queue import Tickets, batches_per_epoch, dealt_batches
 from paceline.data.sources import ArraySource, DatasetSource, Source
 from paceline.data.streams import Stream
 

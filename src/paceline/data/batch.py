@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.nests import map_leaves
 from paceline.errors import ConfigError, DataError
-from paceline.nests import map_leaves
 
 SHOWN = 3
 

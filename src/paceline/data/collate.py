@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.nests import is_nest, leaves, rebuild
+from paceline.core.user_code import describe_failure
 from paceline.data.batch import Batch
 from paceline.errors import DataError
-from paceline.functions import describe_failure
-from paceline.nests import is_nest, leaves, rebuild
 
 Collate = Callable[[list[Any]], Any]
 

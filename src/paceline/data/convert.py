@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from paceline.core.nests import is_array, is_nest
 from paceline.data.collate import torch_has
 from paceline.data.sources import ArraySource, DatasetSource, Source
 from paceline.data.streams import Stream, stream_once
 from paceline.errors import DataError
-from paceline.nests import is_array, is_nest
 
 KINDS = (
     "arrays or tensors, a pair (inputs, targets) of them, a torch Dataset, "

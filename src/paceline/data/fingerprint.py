@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.images import ImageFolder
-from paceline.data.joined import JoinedSource
+from paceline.core.nests import leaves
+from paceline.data.files.multi_file import JoinedSource
+from paceline.data.formats.image_folder import ImageFolder
 from paceline.data.sources import ArraySource, DatasetSource
 from paceline.errors import PacelineError
-from paceline.nests import leaves
 
 SAMPLES = 16
 SAMPLE_BYTES = 65_536

@@ -5,12 +5,12 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from paceline.core.nests import is_array, leaves, map_leaves
+from paceline.core.user_code import describe_failure
 from paceline.data.batch import Batch
 from paceline.data.collate import Collate, collate_samples, torch_has
-from paceline.data.watch import WatchedFile
+from paceline.data.files.file_guard import WatchedFile
 from paceline.errors import DataError, PacelineError
-from paceline.functions import describe_failure
-from paceline.nests import is_array, leaves, map_leaves
 
 
 @runtime_checkable

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.user_code import describe_failure
 from paceline.data.batch import Batch
 from paceline.data.collate import Collate, collate_samples
 from paceline.errors import DataError, PacelineError
-from paceline.functions import describe_failure
 
 
 class Stream:

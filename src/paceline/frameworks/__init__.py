@@ -11,33 +11,33 @@ from typing import Any
 import numpy as np
 
 from paceline.errors import ConfigError, ReplicaError
-from paceline.frameworks import keras_backend
+from paceline.frameworks.keras import backend as keras_backend
 from paceline.frameworks.replica import Replica
 
 ADAPTERS = {
     "keras.src.models.model.Model": (
-        "paceline.frameworks.keras:KerasReplica",
-        "paceline.frameworks.keras_loop:KerasLoop",
+        "paceline.frameworks.keras.replica:KerasReplica",
+        "paceline.frameworks.keras.loop:KerasLoop",
     ),
-    "paceline.frameworks.jax_model.JaxModel": (
-        "paceline.frameworks.jax:JaxReplica",
-        "paceline.frameworks.jax:JaxLoop",
+    "paceline.frameworks.jax.model.JaxModel": (
+        "paceline.frameworks.jax.replica:JaxReplica",
+        "paceline.frameworks.jax.replica:JaxLoop",
     ),
     "torch.nn.modules.module.Module": (
-        "paceline.frameworks.torch:TorchReplica",
-        "paceline.frameworks.torch_loop:TorchLoop",
+        "paceline.frameworks.torch.replica:TorchReplica",
+        "paceline.frameworks.torch.loop:TorchLoop",
     ),
 }
 """A model's class (or a base of it); its Replica, and its adapter for a user's own loop."""
 
 FILES = {
-    ".keras": "paceline.frameworks.keras_files:load_model",
-    ".json": "paceline.frameworks.keras_files:load_architecture",
-    ".h5": "paceline.frameworks.keras_files:refuse_legacy",
-    ".hdf5": "paceline.frameworks.keras_files:refuse_legacy",
-    ".pt2": "paceline.frameworks.torch_files:load_exported",
-    ".pt": "paceline.frameworks.torch_files:load_module",
-    ".torch": "paceline.frameworks.torch_files:load_module",
+    ".keras": "paceline.frameworks.keras.model_files:load_model",
+    ".json": "paceline.frameworks.keras.model_files:load_architecture",
+    ".h5": "paceline.frameworks.keras.model_files:refuse_legacy",
+    ".hdf5": "paceline.frameworks.keras.model_files:refuse_legacy",
+    ".pt2": "paceline.frameworks.torch.model_files:load_exported",
+    ".pt": "paceline.frameworks.torch.model_files:load_module",
+    ".torch": "paceline.frameworks.torch.model_files:load_module",
 }
 """How models that lie in files are read, by the suffix; each takes the path."""
 

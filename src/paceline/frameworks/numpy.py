@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.vectors import Layout, Vector, checksum
 from paceline.frameworks.replica import BatchLike
 from paceline.frameworks.vector_replica import VectorReplica
-from paceline.vectors import Layout, Vector, checksum
 
 Arrays = Mapping[str, Vector]
 LossAndGradients = Callable[[Arrays, BatchLike], tuple[float, Arrays]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from paceline.vectors import Layout, Vector
+from paceline.core.vectors import Layout, Vector
 
 
 class BatchLike(Protocol):

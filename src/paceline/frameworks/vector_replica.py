@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from paceline.vectors import Layout, Vector, is_finite
+from paceline.core.vectors import Layout, Vector, is_finite
 
 
 class VectorReplica:

@@ -1,15 +1,10 @@
 """A rank that was killed cannot speak: read its end from the launcher's banner, and say it."""
 
-import json
 import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-PULSE = "pulse.json"
-"""In the job's folder: what rank 0 last knew of each rank, by its number."""
 
 # Open MPI 4 and 5:  process rank 1 with PID 6866 on node n07 exited on signal 9 (Killed).
 _OPEN_MPI = re.compile(
@@ -127,17 +122,6 @@ def describe_end(who: str, number: int, place: str = "") -> str:
     'paceline: mpirun was killed by signal 15 (SIGTERM); all ranks were ended\\n'
     """
     return f"paceline: {who} was killed by {_name(number)}{place}; all ranks were ended\n"
-
-
-def read_pulse(folder: Path | None) -> dict[str, Any]:
-    """What rank 0 last knew of the ranks; empty if it has written nothing that can be read."""
-    if folder is None:
-        return {}
-    try:
-        pulse = json.loads((folder / PULSE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return pulse if isinstance(pulse, dict) else {}
 
 
 def _name(number: int) -> str:

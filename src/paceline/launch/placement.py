@@ -6,12 +6,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.cluster.cores import available_cores, threads_per_rank
+from paceline.cluster.hosts import Host, is_here, spread
+from paceline.cluster.schedulers.allocation import Allocation
 from paceline.errors import LaunchError
-from paceline.launch.allocation import Allocation
-from paceline.launch.command import Placement
-from paceline.launch.cores import available_cores, threads_per_rank
-from paceline.launch.hosts import Host, is_here, spread
-from paceline.launch.preflight import SSH, check_hosts
+from paceline.launch.mpirun_command import Placement
+from paceline.launch.preflight.check import SSH, check_hosts
 
 _ANSWER_S = 20
 

@@ -4,7 +4,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from paceline.launch.foreground import SAVED, Ended
+from paceline.errors import SAVED
+from paceline.launch.supervise import Ended
 
 _LONGEST_PAUSE_S = 30.0
 _FINAL_CODES = (0, 2, SAVED)

@@ -4,11 +4,11 @@ import os
 import shutil
 from collections.abc import Iterable
 
+from paceline.cluster.network import ask_srun
 from paceline.errors import LaunchError
-from paceline.launch.command import Mpirun
-from paceline.launch.facts import kind_of_library
-from paceline.launch.node import ask_srun
-from paceline.launch.probe import read_library
+from paceline.launch.mpirun_command import Mpirun
+from paceline.launch.preflight.node_info import kind_of_library
+from paceline.launch.preflight.probe import read_library
 
 SPEAKS = {
     "openmpi": ("pmix",),

@@ -68,7 +68,7 @@ class ModelFromJson(ModelBuilder):
 
     def build_model(self) -> Any:
         if self.json_str is not None:
-            from paceline.frameworks.keras_files import read_architecture
+            from paceline.frameworks.keras.model_files import read_architecture
 
             model = read_architecture(self.json_str, "json_str")
         else:
@@ -122,7 +122,7 @@ class ModelPytorch(ModelBuilder):
     def build_model(self) -> Any:
         model = load_file(_check_file(self.filename, self.suffixes))
         if self.weights is not None:
-            from paceline.frameworks.torch_files import load_weights
+            from paceline.frameworks.torch.model_files import load_weights
 
             load_weights(model, self.weights)
         return model

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from paceline.data.hdf5 import Hdf5File
-from paceline.data.joined import JoinedSource
-from paceline.data.keys import read_keys
-from paceline.data.readers import Contents
+from paceline.core.nests import leaves, map_leaves
+from paceline.data.files.keys import read_keys
+from paceline.data.files.multi_file import JoinedSource
+from paceline.data.files.reader import Contents
+from paceline.data.formats.hdf5 import Hdf5File
 from paceline.errors import ConfigError
-from paceline.nests import leaves, map_leaves
 
 
 class Data:

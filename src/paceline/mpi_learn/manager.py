@@ -9,12 +9,13 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.errors import ConfigError
-from paceline.launch.world import fail, init
 from paceline.mpi_learn.algo import Algo
 from paceline.mpi_learn.builders import ModelBuilder
 from paceline.mpi_learn.data import Data
 from paceline.mpi_learn.process import MPIProcess, Wishes
 from paceline.mpi_learn.stops import read_stops
+from paceline.runtime.failure import fail
+from paceline.runtime.world import init
 
 _log = logging.getLogger("paceline.mpi_learn")
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.vectors import Layout, Vector
 from paceline.errors import ReplicaError
 from paceline.frameworks.replica import BatchLike
 from paceline.frameworks.vector_replica import VectorReplica
-from paceline.vectors import Layout, Vector
 
 METHODS = ("get_weights", "set_weights", "train_on_batch", "test_on_batch")
 _ACCURACIES = ("acc", "accuracy")

@@ -10,6 +10,7 @@ from threading import Timer
 from typing import Any
 
 from paceline.comm import World
+from paceline.config.run import RunConfig
 from paceline.frameworks import is_model
 from paceline.mpi_learn.algo import Algo
 from paceline.mpi_learn.builders import ModelBuilder, build
@@ -18,8 +19,7 @@ from paceline.mpi_learn.own_model import OwnModelReplica
 from paceline.mpi_learn.sources import count_samples, file_settings, open_files
 from paceline.observe import History
 from paceline.training.callbacks import Callback, Logs
-from paceline.training.config import RunConfig
-from paceline.training.rundir import write_json
+from paceline.training.run_dir import write_json
 from paceline.training.trainer import Result, Trainer
 
 _log = logging.getLogger("paceline.mpi_learn")

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.comm import World
+from paceline.comm.rank0 import once
+from paceline.core.nests import leaves, map_leaves
+from paceline.core.user_code import describe_failure
 from paceline.data import open_data
-from paceline.data.block_source import WINDOW_BYTES, BlockSource
-from paceline.data.blocks import BlockCache
-from paceline.data.keys import Keys
-from paceline.data.readers import Column
+from paceline.data.files.blocks import WINDOW_BYTES, BlockSource
+from paceline.data.files.blocks_data_blocks import BlockCache
+from paceline.data.files.keys import Keys
+from paceline.data.files.reader import Column
 from paceline.errors import ConfigError, DataError, PacelineError
-from paceline.functions import describe_failure
 from paceline.mpi_learn.data import Data, H5Data
-from paceline.nests import leaves, map_leaves
-from paceline.training.once import once
 
 _reading = Lock()
 """Users' methods need not bear two threads: training is fed by one, validation by another."""

@@ -1,8 +1,7 @@
 """What a run tells: events, history, progress, the final table, logging."""
 
+from paceline.core.files import json_safe, write_atomically
 from paceline.observe.events import EventLog, read_events
-from paceline.observe.files import write_atomically
-from paceline.observe.finite import finite
 from paceline.observe.history import EpochRecord, History, TimeSplit
 from paceline.observe.log import setup_logging
 from paceline.observe.progress import (
@@ -26,7 +25,7 @@ __all__ = [
     "Stopwatch",
     "TimeSplit",
     "final_table",
-    "finite",
+    "json_safe",
     "make_progress",
     "read_events",
     "render_final",

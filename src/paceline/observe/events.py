@@ -11,9 +11,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Self, TextIO
 
+from paceline.core.files import json_safe
+from paceline.core.regular_files import NOT_REGULAR
 from paceline.errors import ConfigError, DataError
-from paceline.observe.finite import finite
-from paceline.regular_files import NOT_REGULAR
 
 FLUSH_EVERY_S = 1.0
 BUFFER_BYTES = 1 << 16
@@ -51,7 +51,7 @@ class EventLog:
         bytes: int = 0,
         **more: Any,
     ) -> None:
-        """Add one event; what is not finite is written as null."""
+        """Add one event; what is not json_safe is written as null."""
         if self._file is None:
             return
         # Formatted by hand: json.dumps of the whole event would cost several times as much,
@@ -175,4 +175,4 @@ def _number(value: float | None) -> str:
 def _extra_keys(more: dict[str, Any]) -> str:
     if clash := sorted(_OWN_KEYS & more.keys()):
         raise ValueError(f"an event cannot set {', '.join(clash)}: the log writes them itself")
-    return "".join(f", {json.dumps(key)}: {json.dumps(finite(more[key]))}" for key in more)
+    return "".join(f", {json.dumps(key)}: {json.dumps(json_safe(more[key]))}" for key in more)

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
+from paceline.core.files import json_safe, write_atomically
 from paceline.errors import DataError, OutputError
-from paceline.observe.files import write_atomically
-from paceline.observe.finite import finite
 
 FORMAT = 2
 
@@ -130,8 +129,8 @@ class History(list[EpochRecord]):
 
 
 def _line(record: EpochRecord) -> str:
-    """One record as strict JSON; a number that is not finite becomes null."""
-    return json.dumps(finite(asdict(record)), allow_nan=False) + "\n"
+    """One record as strict JSON; a number that is not json_safe becomes null."""
+    return json.dumps(json_safe(asdict(record)), allow_nan=False) + "\n"
 
 
 def _parse(line: str, path: Path) -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Protocol, TextIO
 
 from paceline.errors import ConfigError
-from paceline.observe.figures import Course
 from paceline.observe.history import EpochRecord
+from paceline.observe.numbers import Course
 
 MODES = ("auto", "bar", "plain", "off")
 DRAW_EVERY_S = 0.1

@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING, TextIO
 
-from paceline.observe.figures import format_count, format_loss, format_percent
 from paceline.observe.history import EpochRecord, History
+from paceline.observe.numbers import format_count, format_loss, format_percent
 
 if TYPE_CHECKING:
     from rich.table import Table

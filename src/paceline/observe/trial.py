@@ -11,9 +11,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import TextIO
 
+from paceline.core.private import open_file, opened_folder
 from paceline.observe.history import TimeSplit
 from paceline.observe.stopwatch import Stopwatch
-from paceline.private import open_file, opened_folder
 
 TRIAL = "PACELINE_TRIAL"
 """The variable that names the folder of the trial which this process is a rank of."""

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.errors import ConfigError
-from paceline.rules.averaging import Average
+from paceline.rules.average import Average
+from paceline.rules.base import CentreRule, Terms
 from paceline.rules.bsp import BSP
-from paceline.rules.centre import CentreRule, Terms
 from paceline.rules.diloco import DiLoCo
 from paceline.rules.downpour import Downpour
 from paceline.rules.easgd import EASGD

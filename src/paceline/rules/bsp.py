@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.averaging import Average
+from paceline.rules.average import Average
+from paceline.rules.checks import GRADIENT_WIRES, check_choice, check_whole
 from paceline.rules.mean import take_mean, weigh
-from paceline.rules.settings import GRADIENT_WIRES, check_choice, check_whole
 from paceline.rules.weights import WeightRule
-from paceline.vectors import Vector
 
 DEFAULT_RANK = 4
 """Of powersgd, where none is set."""

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from paceline.core.quantities import Period
+from paceline.core.vectors import Vector
+from paceline.rules.checks import WIRES, check_choice, check_number, check_whole
 from paceline.rules.mean import take_mean, weigh
-from paceline.rules.period import Period
-from paceline.rules.settings import WIRES, check_choice, check_number, check_whole
 from paceline.rules.weights import State, WeightRule
-from paceline.vectors import Vector
 
 
 @dataclass(frozen=True, kw_only=True)

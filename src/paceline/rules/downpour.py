@@ -9,13 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.centre import CentreRule, Terms, pieces
+from paceline.rules.base import CentreRule, Terms, pieces
+from paceline.rules.checks import check_choice, check_flag, check_whole
 from paceline.rules.mean import take_mean, weigh
 from paceline.rules.server_optimizers import ServerOptimizer, make_server_optimizer
-from paceline.rules.settings import check_choice, check_flag, check_whole
 from paceline.rules.weights import State, WeightRule
-from paceline.vectors import Vector
 
 _STALENESS = ("none", "agn", "dynsgd")
 

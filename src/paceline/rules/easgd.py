@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.centre import CentreRule, Terms, pieces
-from paceline.rules.settings import check_flag, check_number, check_whole
+from paceline.rules.base import CentreRule, Terms, pieces
+from paceline.rules.checks import check_flag, check_number, check_whole
 from paceline.rules.weights import State, WeightRule
-from paceline.vectors import Vector
 
 _BETA = 0.9
 

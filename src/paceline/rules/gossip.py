@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.centre import pieces
-from paceline.rules.settings import WIRES, check_choice
-from paceline.vectors import Vector
+from paceline.rules.base import pieces
+from paceline.rules.checks import WIRES, check_choice
 
 
 @dataclass(frozen=True, kw_only=True)

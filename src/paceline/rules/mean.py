@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.vectors import Vector
+from paceline.core.vectors import Vector
 
 
 def weigh(vector: Vector, weight: float, out: Vector) -> None:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.centre import pieces
-from paceline.rules.settings import check_number
+from paceline.rules.base import pieces
+from paceline.rules.checks import check_number
 from paceline.rules.weights import State
-from paceline.vectors import Vector
 
 _BELOW_ONE = ("momentum", "rho", "alpha", "beta1", "beta2")
 

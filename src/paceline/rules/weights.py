@@ -5,8 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
-from paceline.rules.period import Period
-from paceline.vectors import Vector
+from paceline.core.quantities import Period
+from paceline.core.vectors import Vector
 
 State = dict[str, Vector]
 """Vectors that a rule keeps from meeting to meeting, the same on every worker."""

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
+from paceline.config.safe_yaml import show
 from paceline.errors import ConfigError
-from paceline.training.run_file import show
 
 KINDS = ("exception", "sigkill", "sigstop", "exit", "nan", "disk-full", "delay", "drop")
 _FORM = (

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from paceline.cluster.gpus import SWITCH as DEAL_GPUS
 from paceline.errors import LaunchError
-from paceline.launch.gpus import SWITCH as DEAL_GPUS
-from paceline.launch.meeting import is_chosen
+from paceline.runtime.torchrun.address import is_chosen
 from paceline.torch_backend.group import MPIGroup
 from paceline.torch_backend.joined import drive, is_joined, join
 from paceline.torch_backend.rendezvous import meet

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.comm import Buffer
-from paceline.comm.line import Line, Steps
-from paceline.comm.lines import Lines
+from paceline.comm.nonblocking.async_comm import Line, Steps
+from paceline.comm.nonblocking.lines import Lines
 from paceline.errors import WorldError
 from paceline.torch_backend.reductions import Operand, Reduction
 from paceline.torch_backend.tensors import Incoming, Outgoing, plain, raw, room_for, write

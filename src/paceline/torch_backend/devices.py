@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from paceline.comm import Buffer
-from paceline.comm.line import Steps
-from paceline.comm.progress import THREAD as PROGRESS_THREAD
+from paceline.comm.nonblocking.async_comm import Steps
+from paceline.comm.nonblocking.progress import THREAD as PROGRESS_THREAD
 from paceline.errors import WorldError
 from paceline.torch_backend.cuda_aware import is_cuda_aware
 

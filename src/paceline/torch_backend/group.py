@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm import ANY_RANK
-from paceline.comm.line import Steps
-from paceline.comm.lines import Lines
-from paceline.comm.progress import Operation, Progress, Queue
+from paceline.comm.nonblocking.async_comm import Steps
+from paceline.comm.nonblocking.lines import Lines
+from paceline.comm.nonblocking.progress import Operation, Progress, Queue
 from paceline.torch_backend import collectives, sparse
 from paceline.torch_backend.devices import KINDS, Device, after, in_turn
 from paceline.torch_backend.reductions import Reduction, reduction_of

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from paceline.comm import World
-from paceline.comm.lines import Lines, solo_lines
-from paceline.comm.progress import Progress, progress_of_process
+from paceline.comm.nonblocking.lines import Lines, solo_lines
+from paceline.comm.nonblocking.progress import Progress, progress_of_process
 from paceline.errors import LaunchError
-from paceline.launch.world import init
+from paceline.runtime.world import init
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Joined:
         if self.world.size == 1:
             return solo_lines()
         from paceline.comm.mpi import MPIWorld
-        from paceline.comm.mpi_line import open_lines
+        from paceline.comm.nonblocking.mpi import open_lines
 
         assert isinstance(self.world, MPIWorld)
         return open_lines(self.world, ranks, self.nodes, name)

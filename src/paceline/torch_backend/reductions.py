@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from paceline.comm.line import How
+from paceline.comm.nonblocking.async_comm import How
 from paceline.errors import WorldError
 from paceline.torch_backend.memory import numbers_of
 from paceline.torch_backend.tensors import name_of, plain, write

@@ -15,11 +15,11 @@ from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
 
+from paceline.cluster.network import interface_of, outside_addresses, own_end, read_interfaces
 from paceline.comm import World
 from paceline.errors import LaunchError, WorldError
-from paceline.launch.introduction import name_interface
-from paceline.launch.meeting import LOOPBACK
-from paceline.launch.node import interface_of, outside_addresses, own_end, read_interfaces
+from paceline.runtime.torchrun.address import LOOPBACK
+from paceline.runtime.torchrun.env import name_interface
 from paceline.torch_backend.joined import join
 
 _CONNECT_S = 3.0

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from paceline.comm.line import Steps
-from paceline.comm.lines import Lines
+from paceline.comm.nonblocking.async_comm import Steps
+from paceline.comm.nonblocking.lines import Lines
 from paceline.errors import WorldError
 from paceline.torch_backend.collectives import all_gather_single, exchange
 

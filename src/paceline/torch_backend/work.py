@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from paceline.comm.progress import Operation, Progress
+from paceline.comm.nonblocking.progress import Operation, Progress
 from paceline.errors import WorldError
 from paceline.torch_backend.devices import Device
 from paceline.torch_backend.untraced import untraced

@@ -7,6 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from paceline.comm import World
+from paceline.config.run import OptimizerConfig, RunConfig
+from paceline.core.regular_files import is_regular
+from paceline.core.user_code import load_function
 from paceline.errors import ConfigError
 from paceline.frameworks import (
     FILES,
@@ -20,11 +23,8 @@ from paceline.frameworks import (
     seed_generators,
     set_threads,
 )
-from paceline.functions import load_function
-from paceline.launch.threads import fair_threads
 from paceline.models import MODELS
-from paceline.regular_files import is_regular
-from paceline.training.config import OptimizerConfig, RunConfig
+from paceline.runtime.resources import fair_threads
 
 
 def build_replica(config: RunConfig, world: World) -> Replica:

@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from paceline.comm import World
-from paceline.data import Stream, as_source, mnist, open_data
-from paceline.data.cache import NodeCache, read_bytes
-from paceline.data.cached_specs import copy_files
-from paceline.data.files import reads_keys
+from paceline.comm.rank0 import once
+from paceline.config.run import DataConfig, RunConfig
+from paceline.core.user_code import describe_failure
+from paceline.data import Stream, as_source, open_data
+from paceline.data.builtin import mnist
+from paceline.data.cache.node_cache import NodeCache, read_bytes
+from paceline.data.cache.specs import copy_files
 from paceline.data.fingerprint import describe_arrays, sum_samples
-from paceline.data.images import ImageFolder
-from paceline.data.prefetch import check_loading
+from paceline.data.formats.image_folder import ImageFolder
+from paceline.data.open import reads_keys
+from paceline.data.sampling.prefetch import check_loading
 from paceline.errors import ConfigError, DataError, PacelineError
-from paceline.functions import describe_failure
-from paceline.training.config import DataConfig, RunConfig
-from paceline.training.once import once
 
 T = TypeVar("T")
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.comm import Pending, World, wait_until
+from paceline.comm.rank0 import once
+from paceline.core.vectors import Vector, checksum
 from paceline.errors import ConfigError, TrainingError
+from paceline.sync import at_centre, next_number
+from paceline.sync.parameter_server.make import tags_of
 from paceline.training.callbacks import Callback, Logs
-from paceline.training.centre import tags_of
-from paceline.training.exchange import at_centre, next_number
-from paceline.training.once import once
-from paceline.vectors import Vector, checksum
 
 if TYPE_CHECKING:
     from paceline.training.trainer import Trainer
@@ -71,7 +71,7 @@ class LedCallbacks(Callback):
         if trainer._exchange.free:
             self._news = RateNews(world)
         if world.rank == 0:
-            from paceline.frameworks.keras_callbacks import KerasCallbacks
+            from paceline.frameworks.keras.callbacks import KerasCallbacks
 
             epochs, steps = trainer.config.epochs, _steps_per_epoch(trainer)
             self._led = KerasCallbacks(self._callbacks, model, epochs=epochs, steps=steps)
@@ -135,7 +135,7 @@ class LedCallbacks(Callback):
             self._news.send(run())
 
     def _use_rate(self, rate: float | None) -> None:
-        from paceline.frameworks.keras_callbacks import set_rate
+        from paceline.frameworks.keras.callbacks import set_rate
 
         set_rate(self._model.optimizer, rate)
 

@@ -9,27 +9,21 @@ from contextlib import contextmanager
 from typing import Any
 
 from paceline.comm import World
+from paceline.core.nests import map_leaves
 from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
-from paceline.data.shards import check_batch_size
+from paceline.data.sampling.shards import check_batch_size
 from paceline.errors import ConfigError, ReplicaError, TrainingError
 from paceline.frameworks import limit_threads, make_loop
-from paceline.launch.threads import fair_threads
-from paceline.launch.watch import watched
-from paceline.launch.world import init, together
-from paceline.nests import map_leaves
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.observe.trial import open_trial
 from paceline.rules import BSP, Rule, make_rule
-from paceline.training.exchange import (
-    Frame,
-    FreeExchange,
-    Part,
-    make_exchange,
-    next_number,
-    show_centre,
-)
-from paceline.training.exchange.shared import SharedExchange
-from paceline.training.start import average_buffers, check_equal, start_equal
+from paceline.runtime.failure import fail, together
+from paceline.runtime.resources import fair_threads
+from paceline.runtime.watchdog.thread import watched
+from paceline.runtime.world import init
+from paceline.sync import Frame, FreeExchange, Part, make_exchange, next_number, show_centre
+from paceline.sync.replicas import average_buffers, check_equal, start_equal
+from paceline.sync.synchronous.shared import SharedExchange
 
 _log = logging.getLogger("paceline.training")
 
@@ -280,7 +274,7 @@ def keep_pace(
             "easgd and downpour have a setting of their own, rule.overlap"
         )
     loop = make_loop(model, optimizer)
-    frame = Frame(number=next_number(world), clip_norm=clip_norm, share=share)
+    frame = Frame(number=next_number(world), clip_norm=clip_norm, share=share, fail=fail)
     pace = Pace(world, loop, rule, frame, overlap, max_rejected)
     end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
     others = _active.get()

@@ -10,41 +10,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.store import Store
 from paceline.comm import World
+from paceline.comm.rank0 import once
+from paceline.config.reading import read_config
+from paceline.config.run import RunConfig
 from paceline.data import Stream, batches_per_epoch
-from paceline.data.cache import NodeCache
+from paceline.data.cache.node_cache import NodeCache
 from paceline.errors import ConfigError
 from paceline.frameworks import seed_generators
-from paceline.launch.watch import watched
-from paceline.launch.world import init, together
 from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
+from paceline.runtime.failure import fail, together
+from paceline.runtime.stop_requests import Orders
+from paceline.runtime.watchdog.thread import watched
+from paceline.runtime.world import init
+from paceline.sync import Exchange, Frame, FreeExchange, goes_freely, make_exchange, next_number
+from paceline.sync.replicas import start_equal
 from paceline.training.build import build_replica
-from paceline.training.checkpoint.capture import take_up_replica, take_up_run
-from paceline.training.checkpoint.resumed import FOLDER, Resumed, find_resumed
-from paceline.training.checkpoint.saver import Saver
-from paceline.training.checkpoint.store import Store
 from paceline.training.claim import Claim
-from paceline.training.clock import Clock
-from paceline.training.config import RunConfig
 from paceline.training.datasets import data_cache, open_datasets
-from paceline.training.exchange import (
-    Exchange,
-    Frame,
-    FreeExchange,
-    goes_freely,
-    make_exchange,
-    next_number,
-)
-from paceline.training.freely import FreeRun
 from paceline.training.keras_callbacks import adapt_callbacks
-from paceline.training.lockstep import LockstepRun
+from paceline.training.loop.async_run import FreeRun
+from paceline.training.loop.clock import Clock
+from paceline.training.loop.sync_run import LockstepRun
+from paceline.training.loop.worker import Worker
 from paceline.training.model_file import check_room, save_model
-from paceline.training.once import once
-from paceline.training.orders import Orders
-from paceline.training.rundir import find_run_dir, make_run_dir, summarise, write_json
-from paceline.training.settings import read_config
-from paceline.training.start import start_equal
-from paceline.training.worker import Worker
+from paceline.training.resume.resumed import FOLDER, Resumed, find_resumed
+from paceline.training.resume.snapshot import take_up_replica, take_up_run
+from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_json
 
 _log = logging.getLogger("paceline.training")
 
@@ -148,6 +142,7 @@ class Trainer:
             seed=config.seed,
             clip_norm=config.clip_norm,
             share=config.share,
+            fail=fail,
         )
         self._exchange = exchange = make_exchange(world, self.replica, config.rule, frame)
         if config.check_replicas is not None and not exchange.alike:

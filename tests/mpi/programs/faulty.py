@@ -15,7 +15,7 @@ import numpy as np
 from support.told import HANG_S, Told, count, wait_until_told
 
 from paceline import Callback, Trainer, init
-from paceline.data import digits
+from paceline.data.builtin import digits
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.testing import Fault, Inject
 

@@ -108,7 +108,7 @@ def check_one_sample(world, replica):
     """The other rank has nothing to validate on."""
     from paceline.data import as_source
     from paceline.observe import Stopwatch
-    from paceline.training.validation import validate
+    from paceline.training.loop.validation import validate
 
     inputs, targets = signs()[1]
     source = as_source((inputs[:1], targets[:1]))
@@ -123,8 +123,8 @@ def check_export(folder):
     import keras
     import numpy as np
 
-    from paceline.training.export import export_model
-    from paceline.training.plain_model import read_model
+    from paceline.frameworks.model_files import read_model
+    from paceline.training.resume.export import export_model
 
     run, folder = Path(folder) / "whole", Path(folder) / "exported"
     folder.mkdir()

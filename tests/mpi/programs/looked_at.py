@@ -6,8 +6,8 @@ import time
 
 import torch
 
-from paceline.launch.stacks import look_at
 from paceline.models.mnist import MNISTNetwork
+from paceline.runtime.watchdog.stack import look_at
 
 sys.setswitchinterval(1e-5)
 torch.set_num_threads(1)

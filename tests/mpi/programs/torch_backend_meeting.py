@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from paceline.launch.node import outside_addresses, read_interfaces
+from paceline.cluster.network import outside_addresses, read_interfaces
 from paceline.torch_backend import GroupError
 
 

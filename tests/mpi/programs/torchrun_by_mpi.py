@@ -8,7 +8,7 @@ from torchrun_script import listening
 
 import paceline
 import paceline.torch_backend
-from paceline.launch.environment import detect
+from paceline.cluster.detect import detect
 
 dist.init_process_group("mpi4py")
 total = torch.tensor([float(os.environ["RANK"]) + 1])

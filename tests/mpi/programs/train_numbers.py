@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.data import digits
+from paceline.data.builtin import digits
 from paceline.observe import read_events
 
 

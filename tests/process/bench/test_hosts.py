@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench import hosts as module
-from paceline.bench.hosts import ADDRESSES, INTERFACE, NAMES, Hosts, check_means
 from paceline.errors import ConfigError, LaunchError
-from paceline.launch.command import Machine, Mpirun
+from paceline.launch.mpirun_command import Machine, Mpirun
+from paceline.tools.bench import hosts as module
+from paceline.tools.bench.hosts import ADDRESSES, INTERFACE, NAMES, Hosts, check_means
 
 MACHINE = Machine(cores=4, numa_nodes=2, is_root=True, environ={})
 
@@ -171,7 +171,7 @@ def test_nothing_is_left_behind(end):
 @needs_hosts
 def test_hosts_end_with_us_even_when_we_are_killed(tmp_path):
     code = (
-        "import subprocess\nfrom paceline.bench.hosts import Hosts\n"
+        "import subprocess\nfrom paceline.tools.bench.hosts import Hosts\n"
         "with Hosts() as hosts:\n"
         "    stay = 'readlink /proc/self/ns/net; exec sleep 60'\n"
         "    subprocess.run([*hosts.enter(1), 'sh', '-c', stay], start_new_session=True)\n"

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from paceline.comm import memory
-from paceline.comm.memory import make_file, open_file
+from paceline.comm import node_memory as memory
+from paceline.comm.node_memory import make_file, open_file
 
 HOLDER = """
 import pathlib, sys, time

@@ -13,7 +13,7 @@ def test_the_copies_of_a_rank_that_is_killed_go_without_a_further_run(tmp_path):
     program = f"""
 import os, signal
 from pathlib import Path
-from paceline.data.cache import NodeCache
+from paceline.data.cache.node_cache import NodeCache
 (copy,) = NodeCache(Path({str(near)!r}), "run").fetch([Path({str(far)!r})])
 print(copy, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)

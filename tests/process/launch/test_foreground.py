@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from paceline.launch import foreground
-from paceline.launch.foreground import HOST_LOST, Leader, run_foreground, run_job
+from paceline.errors import HOST_LOST
+from paceline.launch import supervise as foreground
+from paceline.launch.supervise import Leader, run_foreground, run_job
 
 
 def test_a_lost_host_is_named_and_the_code_tells(capfd):

@@ -5,8 +5,8 @@ import os
 import pytest
 from support.gpu_nodes import a_node
 
-from paceline.launch import gpus
-from paceline.launch.gpus import find_gpus
+from paceline.cluster import gpus
+from paceline.cluster.gpus import find_gpus
 
 
 def a_tool(folder, script):

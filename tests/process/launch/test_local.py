@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.command import Job, Mpirun, Placement
-from paceline.launch.hosts import Host
-from paceline.launch.local import find_mpirun, write_agent
+from paceline.cluster.hosts import Host
+from paceline.launch.mpirun import find_mpirun, write_agent
+from paceline.launch.mpirun_command import Job, Mpirun, Placement
 
 
 def fake_mpirun(folder: Path, version: str, name: str = "mpirun") -> str:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.undertaker import KEEPER
+from paceline.cluster.identity import JOB_FOLDER
+from paceline.runtime.reaper import KEEPER
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 
-RANK = "from paceline.launch.lodging import settle_in; settle_in(); {then}"
+RANK = "from paceline.runtime.job_dir import settle_in; settle_in(); {then}"
 
 
 def host(folder: Path, then: str = "pass", after: str = "true") -> subprocess.Popen[bytes]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.undertaker import KEEPER, undertaker
+from paceline.cluster.identity import JOB_FOLDER
+from paceline.runtime.reaper import KEEPER, undertaker
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 
@@ -33,7 +33,7 @@ def test_the_undertaker_does_not_show_the_folder_and_removes_it(tmp_path):
     program = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from paceline.launch.undertaker import undertaker\n"
+        "from paceline.runtime.reaper import undertaker\n"
         "with undertaker(Path(os.environ['FOLDER']), None):\n"
         "    print('ready', flush=True)\n"
         "    sys.stdin.read()\n"
@@ -59,7 +59,7 @@ def test_the_undertaker_does_not_show_the_folder_and_removes_it(tmp_path):
 def test_the_keeper_does_not_show_the_folder(tmp_path):
     folder = tmp_path / "paceline-1-hidden"
     rank = (
-        "from paceline.launch.lodging import settle_in\n"
+        "from paceline.runtime.job_dir import settle_in\n"
         "settle_in()\n"
         "print(1, flush=True)\n"
         "input()\n"

@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from support.job_requests import request
 
-from paceline.launch.submit import SCHEDULERS
+from paceline.cluster.schedulers import SCHEDULERS
 
 NUMBERS = {"SLURM_JOB_ID": "7", "JOB_ID": "7", "PBS_JOBID": "7.server", "LSB_JOBID": "7"}
 

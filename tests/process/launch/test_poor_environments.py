@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch.local import find_mpirun
+from paceline.launch.mpirun import find_mpirun
 
 TRAIN = f"{sys.executable} -m paceline train mnist -n 2 --epochs 1"
 

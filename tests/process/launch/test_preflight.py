@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import LaunchError
-from paceline.launch import preflight
-from paceline.launch.preflight import ask_hosts, check_hosts
+from paceline.launch.preflight import check as preflight
+from paceline.launch.preflight.check import ask_hosts, check_hosts
 
 
 def agent(folder: Path, script: str) -> tuple[str, ...]:

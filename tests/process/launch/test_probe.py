@@ -4,11 +4,9 @@ import os
 import subprocess
 import sys
 
-from paceline.launch import node
-from paceline.launch.facts import from_json
-from paceline.launch.node import (
-    explain_failure,
-)
+from paceline.cluster import network as node
+from paceline.cluster.network import explain_failure
+from paceline.launch.preflight.node_info import from_json
 
 
 def test_why_a_command_fails_is_told():
@@ -21,7 +19,7 @@ def test_why_a_command_fails_is_told():
 
 def test_the_probe_prints_the_facts_of_this_node():
     env = {**os.environ, "OMP_NUM_THREADS": "3", "SLURM_JOB_ID": "5", "SLURM_NTASKS": "many"}
-    argv = [sys.executable, "-m", "paceline.launch.probe"]
+    argv = [sys.executable, "-m", "paceline.launch.preflight.probe"]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=env)
     facts = from_json(done.stdout)
     assert (facts.threads, facts.job, facts.executable) == ("3", "Slurm job 5", sys.executable)

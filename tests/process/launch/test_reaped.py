@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from paceline.launch import foreground, undertaker
-from paceline.launch.foreground import run_job
-from paceline.launch.tune import trial
+from paceline.launch import supervise as foreground
+from paceline.launch.supervise import run_job
+from paceline.runtime import reaper as undertaker
+from paceline.tools.tune import trial
 
 
 @pytest.fixture

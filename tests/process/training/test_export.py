@@ -8,7 +8,7 @@ import pytest
 
 KERAS = """
 import io
-from paceline.training.plain_model import PlainModel, _write_keras
+from paceline.frameworks.model_files import PlainModel, _write_keras
 text = '{"module": "keras", "class_name": "Sequential", "config": {"name": "empty", "layers": []}}'
 _write_keras(PlainModel({}, {}, "keras", text), io.BytesIO())
 """

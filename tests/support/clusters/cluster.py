@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from paceline.bench.hosts import Hosts, check_means
 from paceline.errors import ConfigError, LaunchError
+from paceline.tools.bench.hosts import Hosts, check_means
 
 REPOSITORY = Path(__file__).parents[3]
 HOME = pwd.getpwuid(0).pw_dir

@@ -5,10 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 
-from paceline.bench import allreduce
-from paceline.bench.allreduce_ranks import Contestant, check_result, measure
 from paceline.comm import run_world
 from paceline.errors import WorldError
+from paceline.tools.bench import allreduce
+from paceline.tools.bench.ranks.allreduce import Contestant, check_result, measure
 
 SETTINGS = {"sizes": [1024, 65536], "peers": ["memcpy"], "rounds": 2, "span_s": 0.001}
 

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from paceline.bench.hosts import TOOLS, Hosts, check_means
 from paceline.errors import ConfigError
-from paceline.launch.command import Machine, Mpirun
+from paceline.launch.mpirun_command import Machine, Mpirun
+from paceline.tools.bench.hosts import TOOLS, Hosts, check_means
 
 
 @pytest.mark.parametrize("rate", ["", "fast", "1 gbit", "0mbit", "1.5gbit", "1gbps", "-1mbit"])

@@ -4,8 +4,11 @@ import pytest
 import torch
 from support.ranks import FULL_MNIST
 
-from paceline.bench.link import PEER, STEPS, make_rows
-from paceline.bench.link_ranks import (
+from paceline.comm import current_world, run_world
+from paceline.errors import WorldError
+from paceline.models.mlp import mlp
+from paceline.tools.bench.link import PEER, STEPS, make_rows
+from paceline.tools.bench.ranks.link import (
     CONTESTANTS,
     LOOK_EVERY,
     Goal,
@@ -14,9 +17,6 @@ from paceline.bench.link_ranks import (
     measure_accuracy,
     train_to,
 )
-from paceline.comm import current_world, run_world
-from paceline.errors import WorldError
-from paceline.models.mlp import mlp
 
 FOUND = {
     PEER: {"samples_per_s": 50.0, "bytes_per_sample": 8.0, "seconds": 20.0, "accuracy": 0.97},
@@ -105,7 +105,7 @@ def test_a_target_out_of_reach_is_given_up_after_the_limit():
 
 def test_time_passes_on_the_slowest_rank_and_only_between_start_and_stop(monkeypatch):
     now = [1.0, 1.0]
-    clock = "paceline.bench.link_ranks.perf_counter"
+    clock = "paceline.tools.bench.ranks.link.perf_counter"
     monkeypatch.setattr(clock, lambda: now[current_world.get().rank])
 
     def program(world):

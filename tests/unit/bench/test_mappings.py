@@ -6,8 +6,13 @@ import sys
 import numpy as np
 import pytest
 
-from paceline.bench.mappings import check_kernel, identify, read_mappings, resident_bytes
 from paceline.errors import ConfigError
+from paceline.tools.bench.ranks.mappings import (
+    check_kernel,
+    identify,
+    read_mappings,
+    resident_bytes,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads Linux's /proc")
 

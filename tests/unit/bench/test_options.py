@@ -4,9 +4,9 @@ import argparse
 
 import pytest
 
-from paceline.bench import BENCHES
-from paceline.bench.options import add_counts, add_shared_options, settle_rounds
 from paceline.cli import main
+from paceline.tools.bench import BENCHES
+from paceline.tools.bench.options import add_counts, add_shared_options, settle_rounds
 
 
 def read(*arguments, rounds=None):

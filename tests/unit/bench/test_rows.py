@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from paceline.bench.rows import Row, check_plot, plot_rows, render_table, write_rows
 from paceline.errors import ConfigError
+from paceline.tools.bench.rows import Row, check_plot, plot_rows, render_table, write_rows
 
 ROWS = [
     Row("allreduce", "4 KB, 2 ranks", "us", 10.0, {"gloo": 1234.0, "mpi": 5.0}),

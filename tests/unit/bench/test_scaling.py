@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from paceline.bench import scaling
-from paceline.bench.scaling_ranks import random_images
 from paceline.models import MODELS
+from paceline.tools.bench import scaling
+from paceline.tools.bench.ranks.scaling import random_images
 
 SPLIT = {"compute": 1.5, "wait": 0.25, "communication": 0.125, "data": 0.125}
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from paceline.bench import server
-from paceline.bench.server_ranks import array_sizes, check_exchanges
 from paceline.comm import run_world
 from paceline.errors import WorldError
+from paceline.tools.bench import server
+from paceline.tools.bench.ranks.server import array_sizes, check_exchanges
 
 REPLICAS = {0: [0.9, 1.0], 1: [1.1, 1.2], 2: []}
 """By rank; the last one is the server."""

@@ -5,8 +5,11 @@ import threading
 import pytest
 import torch
 
-from paceline.bench import step, timing
-from paceline.bench.step_ranks import (
+from paceline.comm import run_world
+from paceline.rules import EASGD, RULES, Average, Gossip, make_rule
+from paceline.tools.bench import step
+from paceline.tools.bench.ranks import timing
+from paceline.tools.bench.ranks.step import (
     NETWORKS,
     Learner,
     Plan,
@@ -18,8 +21,6 @@ from paceline.bench.step_ranks import (
     time_steps,
     vector_bytes,
 )
-from paceline.comm import run_world
-from paceline.rules import EASGD, RULES, Average, Gossip, make_rule
 
 GB = 2**30
 

@@ -2,8 +2,8 @@
 
 import time
 
-from paceline.bench.timing import best_of, time_together
 from paceline.comm import run_world
+from paceline.tools.bench.ranks.timing import best_of, time_together
 
 
 def test_contestants_take_turns_and_every_second_round_goes_backwards():

@@ -11,7 +11,7 @@ from subprocess import CompletedProcess
 import pytest
 
 from paceline.cli import main
-from paceline.launch import world
+from paceline.runtime import world
 
 
 @pytest.fixture

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from paceline.data import digits, open_data
+from paceline.data import open_data
+from paceline.data.builtin import digits
 
 
 def test_the_files_hold_the_same_digits_in_the_same_order(tmp_path, command):

@@ -3,7 +3,7 @@
 import pytest
 from support.projects import write_project
 
-from paceline.training.checkpoint.store import Store
+from paceline.checkpoint.store import Store
 
 NEW = ("train", "mine.py:build", "train.npz", "-n", "1", "--epochs", "2", "--batch-size", "10")
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paceline.comm.memory import make_file
+from paceline.comm.node_memory import make_file
 from paceline.errors import WorldError
 
 

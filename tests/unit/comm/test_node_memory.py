@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paceline.comm import memory, run_world
-from paceline.comm.memory import find_place, make_file, map_together, open_file
+from paceline.comm import node_memory as memory
+from paceline.comm import run_world
+from paceline.comm.node_memory import find_place, make_file, map_together, open_file
 from paceline.errors import WorldError
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.comm import node_sum, run_world
-from paceline.comm.node_sum import NodeSum
+from paceline.comm import run_world
+from paceline.comm.allreduce import node as node_sum
+from paceline.comm.allreduce.node import NodeSum
 from paceline.errors import WorldError
 
 NODES = {

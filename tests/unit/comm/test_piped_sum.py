@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from paceline.comm import piped_sum, run_world
-from paceline.comm.piped_sum import MESSAGE_BYTES, PipedSum
+from paceline.comm import run_world
+from paceline.comm.allreduce import pipelined as piped_sum
+from paceline.comm.allreduce.pipelined import MESSAGE_BYTES, PipedSum
 
 
 def numbers(size, dtype, rank):

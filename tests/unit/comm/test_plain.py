@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.comm.plain import from_bytes, to_bytes
+from paceline.checkpoint.saver import Opened
+from paceline.comm.values import from_bytes, to_bytes
+from paceline.core.vectors import Layout
 from paceline.errors import ConfigError, Interrupted, PacelineError
 from paceline.observe import EpochRecord, TimeSplit
-from paceline.training.checkpoint.saver import Opened
-from paceline.vectors import Layout
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
@@ -94,7 +94,7 @@ def test_other_objects_do_not_travel(value):
         "os:system",
         "subprocess:Popen",
         "paceline.cli:main",
-        "paceline.launch.local:subprocess.Popen",
+        "paceline.launch.mpirun:subprocess.Popen",
     ],
 )
 def test_no_other_class_is_made(name):

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.strangers import give_away, needs_root
 
-from paceline.comm.memory import PREFIX, make_file, open_file
+from paceline.comm.node_memory import PREFIX, make_file, open_file
 
 
 @pytest.fixture

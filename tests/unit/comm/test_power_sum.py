@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from paceline.comm import run_world
-from paceline.comm.power_sum import PowerSum, multiply, orthonormalise
-from paceline.vectors import Layout
+from paceline.comm.allreduce.powersgd import PowerSum, multiply, orthonormalise
+from paceline.core.vectors import Layout
 
 SHAPES = {"weight": (30, 40), "kernel": (16, 3, 5, 5), "bias": (30,), "flat": (4, 3), "scale": ()}
 FACTORED = ("weight", "kernel")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from paceline.comm import run_world
-from paceline.comm.coded_sum import CodedSum, make_sums
+from paceline.comm.allreduce.coded import CodedSum, make_sums
 from paceline.comm.wire import BLOCK, Feedback, make_codec
-from paceline.rules.settings import WIRES
+from paceline.rules.checks import WIRES
 
 LOSSY = [wire for wire in WIRES if wire != "float32"]
 SIZES = [0, 1, 3, 1023, 1024, 1025, 70_001]

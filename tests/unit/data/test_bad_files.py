@@ -14,8 +14,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from paceline.data import ArraySource, Shard, mnist, npy, open_data, training_batches, watch
+from paceline.data import ArraySource, Shard, open_data, training_batches
+from paceline.data.builtin import mnist
+from paceline.data.files import file_guard as watch
 from paceline.data.fingerprint import describe_arrays, sum_samples
+from paceline.data.formats import numpy_files as npy
 from paceline.errors import DataError, PacelineError
 
 X, Y = np.arange(60, dtype=np.float32).reshape(30, 2), np.arange(30)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.data import digits, mnist
+from paceline.data.builtin import digits, mnist
 from paceline.errors import DataError
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "make_digits.py"
@@ -52,7 +52,7 @@ def test_normalising_equals_torch_to_the_last_bit():
 
 
 def test_the_file_is_small_and_its_origin_noted():
-    folder = resources.files("paceline.data")
+    folder = resources.files("paceline.data.builtin")
     assert len(folder.joinpath("digits.npz").read_bytes()) <= 3_000_000
     text = folder.joinpath("digits.LICENSE.md").read_text()
     for word in ("LeCun", "Cortes", "Burges", "NIST", "CC BY-SA 3.0", "make_digits.py"):

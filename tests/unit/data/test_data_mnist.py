@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from support.ranks import FULL_MNIST
 
-from paceline.data import mnist, open_data
+from paceline.data import open_data
+from paceline.data.builtin import mnist
 from paceline.errors import DataError
 
 COUNTS = {"train": 5, "t10k": 3}

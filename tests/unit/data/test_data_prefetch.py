@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from paceline.data import prefetched
-from paceline.data.prefetch import THREAD_NAME
+from paceline.data.sampling.prefetch import THREAD_NAME
 from paceline.errors import ConfigError
 
 

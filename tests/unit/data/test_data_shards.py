@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data import Shard, epoch_order, plan_steps
-from paceline.data.shards import deal
+from paceline.data.sampling.shards import deal
 from paceline.errors import ConfigError, DataError
 
 sizes = st.integers(1, 9)

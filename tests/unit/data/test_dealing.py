@@ -17,11 +17,11 @@ from paceline.data import (
     Stream,
     Tickets,
     batches_per_epoch,
-    dealing,
     dealt_batches,
     training_batches,
 )
-from paceline.data.prefetch import THREAD_NAME
+from paceline.data.sampling import work_queue as dealing
+from paceline.data.sampling.prefetch import THREAD_NAME
 from paceline.errors import ConfigError, DataError
 
 LIMIT_S = 10.0

@@ -16,13 +16,13 @@ from paceline.data import (
     Tickets,
     dealt_batches,
     evaluation_batches,
-    joined,
     open_data,
-    open_files,
     training_batches,
 )
+from paceline.data.files import multi_file as joined
+from paceline.data.files import open_files
 from paceline.data.fingerprint import describe_arrays, sum_samples
-from paceline.data.shards import epoch_order, windowed_order
+from paceline.data.sampling.shards import epoch_order, windowed_order
 from paceline.errors import DataError
 
 LENGTHS = (7, 100, 33)
@@ -51,7 +51,7 @@ def files(tmp_path):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of two chunks, not cut through a third; so few samples make many of them."""
-    monkeypatch.setattr("paceline.data.hdf5.BLOCK_BYTES", 9 * (12 + 8))
+    monkeypatch.setattr("paceline.data.formats.hdf5.BLOCK_BYTES", 9 * (12 + 8))
 
 
 def opened(folder, **options):

@@ -7,13 +7,13 @@ import h5py
 import numpy as np
 import pytest
 
+from paceline.config.reading import read_assignment, read_config
+from paceline.config.run import RunConfig
 from paceline.data import open_data
-from paceline.data.files import reads_keys
-from paceline.data.keys import Keys, read_keys
-from paceline.data.lists import read_list
+from paceline.data.files.keys import Keys, read_keys
+from paceline.data.files.paths import read_list
+from paceline.data.open import reads_keys
 from paceline.errors import ConfigError, DataError
-from paceline.training.config import RunConfig
-from paceline.training.settings import read_assignment, read_config
 
 A, B = np.arange(12.0).reshape(6, 2), np.arange(6.0)
 Y, Z = np.arange(6), np.eye(6, dtype=np.float32)

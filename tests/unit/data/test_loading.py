@@ -13,7 +13,7 @@ import pytest
 from paceline import Trainer
 from paceline.comm import SoloWorld
 from paceline.data import Batch, Shard, evaluation_batches, prefetched, training_batches
-from paceline.data.prefetch import THREAD_NAME
+from paceline.data.sampling.prefetch import THREAD_NAME
 from paceline.errors import ConfigError
 from paceline.frameworks.numpy import NumpyReplica
 

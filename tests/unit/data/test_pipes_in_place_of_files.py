@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.checkpoint.store import Store
+from paceline.config.reading import read_yaml
+from paceline.core.regular_files import open_regular
 from paceline.data import open_data
 from paceline.errors import CheckpointError, ConfigError, DataError
+from paceline.frameworks.model_files import read_model
 from paceline.observe import EventLog
-from paceline.regular_files import open_regular
-from paceline.training.checkpoint.store import Store
-from paceline.training.plain_model import read_model
-from paceline.training.settings import read_yaml
 
 pytestmark = pytest.mark.timeout(20)
 PIPE = "it is a pipe or device, expected a file"

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from support.strangers import give_away, needs_root
 
-from paceline.data.cache import NodeCache
-from paceline.data.cache_folder import LOCK, PREFIX, join, remove_if_unused, remove_stale
+from paceline.data.cache.node_cache import NodeCache
+from paceline.data.cache.shared_folder import LOCK, PREFIX, join, remove_if_unused, remove_stale
 from paceline.errors import ConfigError
 
 

@@ -42,7 +42,7 @@ class StopAt(Callback):
 
 @pytest.fixture
 def files(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.hdf5.BLOCK_BYTES", 1)
+    monkeypatch.setattr("paceline.data.formats.hdf5.BLOCK_BYTES", 1)
     numbers = np.arange(SAMPLES, dtype=np.float64)[:, None]
     for number, part in enumerate((numbers[:7], numbers[7:60], numbers[60:])):
         with h5py.File(tmp_path / f"{number}.h5", "w") as file:

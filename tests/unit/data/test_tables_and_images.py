@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from paceline.comm.solo import SoloWorld
+from paceline.config.reading import read_config
 from paceline.data import DatasetSource, Shard, open_data, training_batches
 from paceline.data.fingerprint import sum_samples
 from paceline.errors import DataError
 from paceline.training.datasets import open_datasets
-from paceline.training.settings import read_config
 
 ROWS = 50
 
@@ -87,7 +87,7 @@ def test_what_a_table_cannot_give_is_told(tmp_path):
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", ["", "end", "blank"])
 def test_csv_by_blocks_of_lines(tmp_path, monkeypatch, header, end, last):
-    monkeypatch.setattr("paceline.data.csv_files.BLOCK_BYTES", 100)
+    monkeypatch.setattr("paceline.data.formats.csv_file.BLOCK_BYTES", 100)
     lines = [f"{n},{n * 0.5},{n}" for n in range(ROWS)]
     lines.insert(10, "")
     tail = {"": "", "end": end, "blank": end + end}[last]
@@ -105,7 +105,7 @@ def test_csv_by_blocks_of_lines(tmp_path, monkeypatch, header, end, last):
 
 
 def test_a_csv_that_changes_its_mind_is_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("paceline.data.csv_files.BLOCK_BYTES", 40)
+    monkeypatch.setattr("paceline.data.formats.csv_file.BLOCK_BYTES", 40)
     rows = [f"{n},{n}" for n in range(20)]
     (tmp_path / "t.csv").write_text("\n".join(["a,b,y", *(f"{row},3" for row in rows), "1,1.5,4"]))
     # Fractions may come later, where columns make a matrix, but not where one is named alone.

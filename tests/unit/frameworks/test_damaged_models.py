@@ -13,8 +13,8 @@ import torch
 from paceline.data import open_data
 from paceline.errors import ConfigError, DataError
 from paceline.frameworks import load_file, make_replica
-from paceline.frameworks.torch_files import load_weights
-from paceline.frameworks.torch_names import make_optimizer
+from paceline.frameworks.torch.by_name import make_optimizer
+from paceline.frameworks.torch.model_files import load_weights
 
 
 def test_a_pt_file_with_a_broken_zip_directory(tmp_path: Path) -> None:

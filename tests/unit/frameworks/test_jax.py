@@ -9,10 +9,10 @@ from safetensors.numpy import load_file
 import paceline
 from paceline import Trainer, keep_pace
 from paceline.comm import SoloWorld, run_world
+from paceline.core.vectors import aligned_zeros
 from paceline.data import Batch
 from paceline.errors import CheckpointError, ConfigError, ReplicaError
 from paceline.frameworks import Replica, make_replica
-from paceline.vectors import aligned_zeros
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy

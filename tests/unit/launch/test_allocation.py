@@ -2,9 +2,14 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.hosts import Host
+from paceline.cluster.schedulers.allocation import (
+    Allocation,
+    expand_counts,
+    expand_nodes,
+    read_allocation,
+)
 from paceline.errors import LaunchError
-from paceline.launch.allocation import Allocation, expand_counts, expand_nodes, read_allocation
-from paceline.launch.hosts import Host
 
 
 def test_outside_of_a_job_nothing_is_granted():

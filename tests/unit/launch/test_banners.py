@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch.banners import HYDRA, OPEN_MPI, BannerFilter
 from paceline.launch.deaths import Death
+from paceline.launch.mpirun_output import HYDRA, OPEN_MPI, BannerFilter
 
 RULE = b"-" * 74 + b"\n"
 ABORT = RULE + b"MPI_ABORT was invoked on rank 1 in communicator\n  Errorcode: 7\n" + RULE

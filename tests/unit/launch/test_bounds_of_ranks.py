@@ -4,7 +4,7 @@ import argparse
 
 import pytest
 
-from paceline.cli.ranks import add_rank_options
+from paceline.cli.rank_options import add_rank_options
 from paceline.errors import LaunchError
 from paceline.launch.placement import most_ranks_here, plan_ranks
 

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from support.strangers import give_away, needs_root
 
-from paceline.launch import compile_cache
-from paceline.launch.compile_cache import VARIABLE, make_private
+from paceline.runtime import compile_cache
+from paceline.runtime.compile_cache import VARIABLE, make_private
 
 
 @pytest.fixture

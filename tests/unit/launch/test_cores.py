@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch.cores import available_cores, numa_nodes, threads_per_rank
+from paceline.cluster.cores import available_cores, numa_nodes, threads_per_rank
 
 
 def write(root: Path, path: str, text: str) -> None:

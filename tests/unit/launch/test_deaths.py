@@ -2,7 +2,6 @@ import json
 
 import pytest
 
-from paceline.launch.banners import BannerFilter
 from paceline.launch.deaths import (
     Death,
     Loss,
@@ -11,8 +10,9 @@ from paceline.launch.deaths import (
     describe_loss,
     read_death,
     read_loss,
-    read_pulse,
 )
+from paceline.launch.mpirun_output import BannerFilter
+from paceline.runtime.job_dir import read_pulse
 
 OPEN_MPI = b"""prterun noticed that process rank 12 with PID 6866 on node n07 exited on
 signal 9 (Killed).

@@ -1,8 +1,8 @@
 import pytest
 
+from paceline.cluster.detect import KINDS, Environment, check_world, detect
 from paceline.errors import LaunchError
-from paceline.launch.environment import KINDS, Environment, check_world, detect
-from paceline.launch.world import choose_patience
+from paceline.runtime.resources import choose_patience
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",

@@ -5,11 +5,11 @@ from datetime import timedelta
 
 import pytest
 
-from paceline.launch import introduction
-from paceline.launch.command import Placement
-from paceline.launch.environment import detect
-from paceline.launch.introduction import introduce
-from paceline.launch.meeting import hold, meeting_place
+from paceline.cluster.detect import detect
+from paceline.launch.mpirun_command import Placement
+from paceline.launch.rendezvous import hold, meeting_place
+from paceline.runtime.torchrun import env as introduction
+from paceline.runtime.torchrun.env import introduce
 
 
 def has_ipv6() -> bool:

@@ -2,8 +2,9 @@ import signal
 
 import pytest
 
+from paceline.errors import HOST_LOST
 from paceline.launch.deaths import Death, Loss
-from paceline.launch.foreground import HOST_LOST, choose_code
+from paceline.launch.supervise import choose_code
 
 KILLED = Death(1, 7, "n07", signal.SIGKILL)
 

@@ -1,8 +1,8 @@
 import pytest
 from support.gpu_nodes import a_node
 
-from paceline.launch.environment import Environment
-from paceline.launch.gpus import deal, deal_gpus, find_gpus
+from paceline.cluster.detect import Environment
+from paceline.cluster.gpus import deal, deal_gpus, find_gpus
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 

@@ -5,15 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.detect import Environment, detect
+from paceline.cluster.identity import JOB_FOLDER
 from paceline.errors import LaunchError
-from paceline.launch import introduction
-from paceline.launch.environment import JOB_FOLDER, Environment, detect
-from paceline.launch.introduction import (
-    describe_rank,
-    introduce,
-    is_on_one_node,
-    name_interface,
-)
+from paceline.runtime.torchrun import env as introduction
+from paceline.runtime.torchrun.env import describe_rank, introduce, is_on_one_node, name_interface
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
 OPEN_MPI = {

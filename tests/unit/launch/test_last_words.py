@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import world as launched
-from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.world import fail, is_first_to_speak
+from paceline.cluster.identity import JOB_FOLDER
+from paceline.runtime import failure
+from paceline.runtime.failure import fail, is_first_to_speak
 
 
 def test_only_the_first_rank_of_a_job_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -36,8 +36,8 @@ class Rank:
 
 def test_a_rank_that_nobody_ends_speaks_after_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(JOB_FOLDER, str(tmp_path))
-    monkeypatch.setattr(launched, "_LISTEN_S", 0.5)
-    monkeypatch.setattr(launched, "_HAND_OVER_S", 0.0)
+    monkeypatch.setattr(failure, "_LISTEN_S", 0.5)
+    monkeypatch.setattr(failure, "_HAND_OVER_S", 0.0)
     first, second = Rank(), Rank()
     fail(first, ValueError("one reason"))
     assert capsys.readouterr().err.count("one reason") == 1

@@ -2,11 +2,11 @@ import sys
 
 import pytest
 
+from paceline.cluster.hosts import Host
 from paceline.errors import LaunchError
-from paceline.launch import local
-from paceline.launch.command import Job, Machine, Mpirun, Placement, render_command
-from paceline.launch.hosts import Host
-from paceline.launch.local import find_mpirun, shared_memory
+from paceline.launch import mpirun as local
+from paceline.launch.mpirun import find_mpirun, shared_memory
+from paceline.launch.mpirun_command import Job, Machine, Mpirun, Placement, render_command
 
 OPEN_MPI = Mpirun("/opt/bin/mpirun", "openmpi")
 

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch.banners import BannerFilter
-from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.lodging import STARTED, settle_in, take_word, tell_launcher
-from paceline.launch.undertaker import KEEPER
+from paceline.cluster.identity import JOB_FOLDER
+from paceline.launch.mpirun_output import BannerFilter
+from paceline.runtime.job_dir import STARTED, settle_in, take_word, tell_launcher
+from paceline.runtime.reaper import KEEPER
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs /proc")
 

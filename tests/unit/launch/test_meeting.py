@@ -4,19 +4,17 @@ import socket
 
 import pytest
 
+from paceline.cluster.hosts import Host
 from paceline.errors import LaunchError
-from paceline.launch import meeting
-from paceline.launch.command import Placement
-from paceline.launch.hosts import Host
-from paceline.launch.meeting import (
-    choose_address,
-    draw_port,
-    hold,
+from paceline.launch import rendezvous as meeting
+from paceline.launch.mpirun_command import Placement
+from paceline.launch.rendezvous import choose_address, draw_port, hold, meeting_place, read_given
+from paceline.runtime.torchrun import address
+from paceline.runtime.torchrun.address import (
     hold_socket,
     is_chosen,
+    is_held_by_rank_0,
     is_loopback_name,
-    meeting_place,
-    read_given,
 )
 
 HERE = Placement()
@@ -34,7 +32,8 @@ NAMES = {
 @pytest.fixture(autouse=True)
 def names(monkeypatch):
     """Hosts a (this one), b and c, by a table instead of the machine's."""
-    monkeypatch.setattr(meeting, "resolve", lambda name: NAMES.get(name, [name]))
+    for module in (meeting, address):
+        monkeypatch.setattr(module, "resolve", lambda name: NAMES.get(name, [name]))
     ends = {"10.0.0.2": "10.0.0.1"}
     monkeypatch.setattr(meeting, "own_end", ends.__getitem__)
 
@@ -117,7 +116,7 @@ def test_what_the_user_has_set_stays_and_the_rest_is_ours(given):
         assert told["MASTER_ADDR"]
         assert told["MASTER_PORT"]
         assert is_chosen(told) == ("MASTER_ADDR" not in given)
-        assert meeting.is_held_by_rank_0(told) == ("MASTER_PORT" not in given)
+        assert is_held_by_rank_0(told) == ("MASTER_PORT" not in given)
         assert read_given(told) == given, "what a Paceline inside of this one takes for the user's"
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.cluster.hosts import Host, is_here, parse_hosts, read_hostfile, spread
 from paceline.errors import LaunchError
-from paceline.launch.hosts import Host, is_here, parse_hosts, read_hostfile, spread
 
 
 def test_hosts_are_named_with_or_without_slots():

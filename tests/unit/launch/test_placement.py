@@ -2,11 +2,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.cluster.hosts import Host
+from paceline.cluster.schedulers.allocation import Allocation
 from paceline.errors import LaunchError
 from paceline.launch import placement
-from paceline.launch.allocation import Allocation
-from paceline.launch.command import Placement
-from paceline.launch.hosts import Host
+from paceline.launch.mpirun_command import Placement
 from paceline.launch.placement import choose_agent, plan_ranks
 
 TWO = (Host("a", 2), Host("b", 2))

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from support.strangers import give_away, needs_root
 
+from paceline.cluster.identity import JOB_FOLDER
 from paceline.errors import LaunchError
-from paceline.launch import local
-from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.local import remove_stale_memory
-from paceline.launch.lodging import STARTED, settle_in, take_word, tell_launcher
-from paceline.launch.undertaker import KEEPER
+from paceline.launch import mpirun as local
+from paceline.launch.mpirun import remove_stale_memory
+from paceline.runtime.job_dir import STARTED, settle_in, take_word, tell_launcher
+from paceline.runtime.reaper import KEEPER
 
 NOBODY = "paceline-4194304999-x"
 """The folder of a launcher that has ended: no process has such a number."""

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launch.facts import Facts
-from paceline.launch.preflight import compare, over, skew
-from paceline.launch.refusals import explain_refusal
+from paceline.launch.preflight.check import compare, over, skew
+from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.ssh_errors import explain_refusal
 
 FACTS = Facts(
     host="n1",
@@ -92,7 +92,11 @@ def test_a_clock_is_off_by_what_our_own_times_cannot_explain(told, off):
         (f"bash: line 1: {sys.executable}: No such file or directory", "has no Python at", "path"),
         (f"sh: 1: exec: {sys.executable}: not found", "has no Python at", "path"),
         ("python: No module named paceline", "lacks a package: python: No module", "Install"),
-        ("python: No module named paceline.launch.probe", "is older than here", "same version"),
+        (
+            "python: No module named paceline.launch.preflight.probe",
+            "is older than here",
+            "same version",
+        ),
         ("Segmentation fault", "could not be asked: Segmentation fault", "by hand"),
         ("", "could not be asked: exit code 255", "by hand"),
     ],

@@ -4,9 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import LaunchError
-from paceline.launch.facts import Facts, from_json, to_json
-from paceline.launch.node import (
+from paceline.cluster.network import (
     name_job,
     parse_mpi_list,
     read_interfaces,
@@ -15,7 +13,9 @@ from paceline.launch.node import (
     read_shared_memory,
     resolve,
 )
-from paceline.launch.probe import digest, explain
+from paceline.errors import LaunchError
+from paceline.launch.preflight.node_info import Facts, from_json, to_json
+from paceline.launch.preflight.probe import digest, explain
 
 
 def write(root: Path, name: str, text: str) -> None:

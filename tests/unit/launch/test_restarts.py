@@ -1,7 +1,7 @@
 import pytest
 
-from paceline.launch.foreground import Ended
 from paceline.launch.restarts import run_with_restarts
+from paceline.launch.supervise import Ended
 
 
 def run_codes(codes, restarts, signalled=False):

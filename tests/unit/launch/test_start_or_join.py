@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from paceline.cli import ranks
-from paceline.launch.command import Mpirun
-from paceline.launch.foreground import Ended
+from paceline.cli import rank_options as ranks
+from paceline.launch.mpirun_command import Mpirun
+from paceline.launch.supervise import Ended
 
 HEAD = (sys.executable, "-m", "paceline")
 

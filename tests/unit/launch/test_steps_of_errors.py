@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from paceline.errors import DataError
-from paceline.launch import watch
-from paceline.launch.watch import watched
-from paceline.launch.world import describe
+from paceline.runtime.failure import describe
+from paceline.runtime.watchdog import thread as watch
+from paceline.runtime.watchdog.thread import watched
 
 RANK = SimpleNamespace(rank=1, size=2, node="n07")
 

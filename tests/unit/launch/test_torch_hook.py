@@ -8,8 +8,8 @@ from types import ModuleType
 
 import pytest
 
-from paceline.launch import torch_hook
-from paceline.launch.torch_hook import (
+from paceline.runtime.torchrun import hook as torch_hook
+from paceline.runtime.torchrun.hook import (
     keep_stores_inside,
     meet_where_none_is_named,
     when_imported,

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.launch import environment
-from paceline.launch import undertaker as module
-from paceline.launch.undertaker import remove_segments
+from paceline.cluster import identity
+from paceline.runtime import reaper as module
+from paceline.runtime.reaper import remove_segments
 
 START_S = 1_000_000.0
 
@@ -25,7 +25,7 @@ def segment(folder: Path, name: str, age_s: float = -1.0) -> Path:
 
 
 def test_the_folder_goes_by_the_same_name_as_elsewhere():
-    assert module.JOB_FOLDER == environment.JOB_FOLDER
+    assert module.JOB_FOLDER == identity.JOB_FOLDER
 
 
 def test_segments_of_the_job_are_removed_and_no_others(shared_memory):

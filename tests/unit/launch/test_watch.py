@@ -11,14 +11,23 @@ from typing import NoReturn
 import numpy as np
 import pytest
 
+from paceline.cluster.identity import JOB_FOLDER
 from paceline.comm import run_world
-from paceline.data.prefetch import prefetched
-from paceline.launch import stacks, watch
-from paceline.launch.environment import JOB_FOLDER
-from paceline.launch.stacks import Doing, look_at, read_stack
-from paceline.launch.stalls import LEFT_S, PULSE_BYTES, SILENT_S, Judge, Pulse, decode, encode
-from paceline.launch.watch import Clock, Tracker, watched, write_known
-from paceline.launch.world import fail
+from paceline.data.sampling.prefetch import prefetched
+from paceline.runtime.failure import fail
+from paceline.runtime.watchdog import stack as stacks
+from paceline.runtime.watchdog import thread as watch
+from paceline.runtime.watchdog.stack import Doing, look_at, read_stack
+from paceline.runtime.watchdog.stall_detector import (
+    LEFT_S,
+    PULSE_BYTES,
+    SILENT_S,
+    Judge,
+    Pulse,
+    decode,
+    encode,
+)
+from paceline.runtime.watchdog.thread import Clock, Tracker, watched, write_known
 
 LIMITS = {"warning_s": 30.0, "timeout_s": 600.0}
 
@@ -276,7 +285,7 @@ def test_a_rank_that_waits_for_its_batch_is_busy_where_the_batch_is_made():
 
 def test_a_rank_that_waits_for_a_courier_waits(monkeypatch):
     """Trainers wait for a thread of ours that talks; here this file is what trains."""
-    monkeypatch.setattr(stacks, "_TRAINING", __file__)
+    monkeypatch.setattr(stacks, "_STEPPING", __file__)
     gate = threading.Semaphore(0)
 
     def wait_for_bucket():

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from paceline.errors import ConfigError, DataError
-from paceline.frameworks.torch import TorchReplica
+from paceline.frameworks.torch.replica import TorchReplica
 from paceline.models.language_lstm import LanguageLSTM
 from paceline.models.transformer import Transformer
 

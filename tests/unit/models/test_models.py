@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.core.user_code import load_function
 from paceline.errors import ConfigError
-from paceline.frameworks.torch import TorchReplica
-from paceline.functions import load_function
+from paceline.frameworks.torch.replica import TorchReplica
 from paceline.models import MODELS
 from paceline.models.googlenet import googlenet
 from paceline.models.lstm import PADDING, SentenceLSTM

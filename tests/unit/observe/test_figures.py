@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.observe import TimeSplit
-from paceline.observe.figures import (
+from paceline.observe.history import EpochRecord
+from paceline.observe.numbers import (
     Course,
     format_count,
     format_duration,
     format_loss,
     format_percent,
 )
-from paceline.observe.history import EpochRecord
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from support.costs import cost_ratio
 
 from paceline.errors import ConfigError
-from paceline.observe import (
-    BarProgress,
-    EpochRecord,
-    NoProgress,
-    PlainProgress,
-    make_progress,
-)
+from paceline.observe import BarProgress, EpochRecord, NoProgress, PlainProgress, make_progress
 from paceline.observe.progress import has_terminal, read_width
 
 EPOCH_LINE = "epoch 1/2  train loss 0.2500  val loss 0.1250  val accuracy 97.00 %"

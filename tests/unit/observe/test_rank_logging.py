@@ -32,7 +32,7 @@ def levels(text: str) -> list[str]:
 
 def test_a_line_has_time_rank_level_and_text(logger, capsys):
     setup_logging(3, 4)
-    logging.getLogger("paceline.data.shards").warning("only %d samples", 7)
+    logging.getLogger("paceline.data.sampling.shards").warning("only %d samples", 7)
     captured = capsys.readouterr()
     assert re.fullmatch(r"\d\d:\d\d:\d\d \[rank 3\] warning: only 7 samples\n", captured.err)
     assert captured.out == ""

@@ -2,10 +2,10 @@
 
 import pytest
 
+from paceline.config.reading import read_assignment, read_config
 from paceline.errors import ConfigError
 from paceline.rules import BSP, RULES, make_rule
-from paceline.rules.settings import WIRES
-from paceline.training.settings import read_assignment, read_config
+from paceline.rules.checks import WIRES
 
 
 def test_powersgd_has_a_rank():

@@ -5,7 +5,7 @@ import pytest
 from support.rule_courses import random_order, set_out
 
 from paceline.rules import Downpour
-from paceline.rules.centre import Terms
+from paceline.rules.base import Terms
 from paceline.rules.server_optimizers import make_server_optimizer
 
 WORKERS = 3

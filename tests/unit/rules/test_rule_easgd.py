@@ -5,7 +5,7 @@ import pytest
 from support.rule_courses import random_order, set_out
 
 from paceline.rules import EASGD
-from paceline.rules.centre import Terms
+from paceline.rules.base import Terms
 
 WORKERS = 3
 

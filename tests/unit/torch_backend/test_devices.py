@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from support.far_tensors import FarTensor, plug_in
 
-from paceline.comm.lines import solo_lines
-from paceline.comm.progress import Progress
+from paceline.comm.nonblocking.lines import solo_lines
+from paceline.comm.nonblocking.progress import Progress
 from paceline.errors import LaunchError, WorldError
 from paceline.torch_backend import MPIGroup, devices
 from paceline.torch_backend.cuda_aware import find_libraries, is_cuda_aware

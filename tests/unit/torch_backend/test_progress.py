@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from paceline.comm.progress import Operation, Progress, Queue
+from paceline.comm.nonblocking.progress import Operation, Progress, Queue
 
 
 class Gate:

@@ -5,17 +5,11 @@ from datetime import timedelta
 
 import pytest
 
+from paceline.cluster.network import interface_of, outside_addresses, own_end
 from paceline.comm import SoloWorld
 from paceline.errors import LaunchError
-from paceline.launch.node import interface_of, outside_addresses, own_end
 from paceline.torch_backend import rendezvous
-from paceline.torch_backend.rendezvous import (
-    _KEY,
-    _check_ways,
-    _find,
-    _serve,
-    check_claim,
-)
+from paceline.torch_backend.rendezvous import _KEY, _check_ways, _find, _serve, check_claim
 
 INTERFACES = {"lo": ["127.0.0.1", "::1"], "eth0": ["fe80::1", "fd00::2", "10.0.0.1"]}
 

@@ -12,7 +12,7 @@ import paceline
 from paceline.comm import run_world
 from paceline.data import epoch_order, plan_steps
 from paceline.observe import read_events
-from paceline.training.exchange import weights as exchange_of_weights
+from paceline.sync.synchronous import weights as exchange_of_weights
 from paceline.training.trainer import Trainer
 
 

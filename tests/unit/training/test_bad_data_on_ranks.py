@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from paceline.comm.threads import run_world
-from paceline.data import csv_files, files, open_files
+from paceline.config.reading import read_config
+from paceline.data import open as files
+from paceline.data.files import open_files
 from paceline.data.fingerprint import SAMPLES
+from paceline.data.formats import csv_file as csv_files
 from paceline.errors import ConfigError, DataError
 from paceline.training.datasets import open_datasets
-from paceline.training.settings import read_config
 
 X, Y = np.arange(40.0).reshape(20, 2), np.arange(20)
 

@@ -8,10 +8,10 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from paceline.config.reading import combine, read_assignment, read_config, read_yaml
+from paceline.config.run import DataConfig, RunConfig
+from paceline.config.safe_yaml import show
 from paceline.errors import ConfigError
-from paceline.training.config import DataConfig, RunConfig
-from paceline.training.run_file import show
-from paceline.training.settings import combine, read_assignment, read_config, read_yaml
 
 fuzzed = settings(
     max_examples=150,

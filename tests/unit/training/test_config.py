@@ -2,11 +2,11 @@ import numpy as np
 import pytest
 import yaml
 
+from paceline.config.reading import combine, read_assignment, read_config, read_yaml
+from paceline.config.run import RunConfig
+from paceline.config.schedules import Constant, Cosine
 from paceline.errors import ConfigError
 from paceline.rules import BSP
-from paceline.training.config import RunConfig
-from paceline.training.schedules import Constant, Cosine
-from paceline.training.settings import combine, read_assignment, read_config, read_yaml
 
 EXPLODING = "a0: &a0 [1]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from paceline.training.exchange.courier import Courier, cut_buckets
-from paceline.vectors import Layout
+from paceline.core.vectors import Layout
+from paceline.sync.synchronous.overlap_sender import Courier, cut_buckets
 
 BUCKETS = cut_buckets(Layout.of([(name, (16,), "float32") for name in "abcd"]), 100)
 

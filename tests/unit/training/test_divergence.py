@@ -8,7 +8,7 @@ from support.line_problem import SAMPLES, fit
 
 from paceline import Callback
 from paceline.rules import BSP, EASGD
-from paceline.training.divergence import STEPS, Divergence
+from paceline.training.loop.divergence import STEPS, Divergence
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from safetensors.torch import load_file
 from support.line_problem import BATCH, data
 from torch import nn
 
+from paceline.checkpoint.store import Store
 from paceline.comm import SoloWorld, run_world
 from paceline.errors import CheckpointError, ConfigError, Interrupted, OutputError
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.rules import BSP, EASGD, Average, DiLoCo, Downpour, Gossip
 from paceline.training.callbacks import Callback
-from paceline.training.checkpoint.store import Store
-from paceline.training.export import _to_bfloat16, export_model
+from paceline.training.resume.export import _to_bfloat16, export_model
 from paceline.training.trainer import Trainer
 
 FORMATS = [".safetensors", ".pt", ".npz"]

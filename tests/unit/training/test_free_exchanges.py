@@ -16,11 +16,11 @@ from paceline.errors import ConfigError, DataError, TrainingError, WorldError
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import EASGD, Downpour, Gossip
-from paceline.training.centre.host import Host
-from paceline.training.centre.node import NodeCentre
-from paceline.training.centre.packets import MEET, TRADE
-from paceline.training.centre.sides import Parcel
-from paceline.training.exchange import Frame, make_exchange
+from paceline.sync import Frame, make_exchange
+from paceline.sync.parameter_server.node_centre import NodeCentre
+from paceline.sync.parameter_server.packets import MEET, TRADE
+from paceline.sync.parameter_server.shard_server import Host
+from paceline.sync.parameter_server.worker_port import Parcel
 from paceline.training.trainer import Trainer
 
 

@@ -13,7 +13,7 @@ from paceline.comm import SoloWorld, run_world
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import EASGD, Downpour, Gossip
-from paceline.training.exchange import Part, make_exchange
+from paceline.sync import Part, make_exchange
 from paceline.training.trainer import Trainer
 
 

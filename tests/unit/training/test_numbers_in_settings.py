@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from paceline.config.reading import read_assignment, read_config, read_yaml
 from paceline.errors import ConfigError
-from paceline.training.settings import read_assignment, read_config, read_yaml
 
 NUMBERS = [
     "epochs",

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.config.reading import read_config
+from paceline.config.run import RunConfig
+from paceline.config.theano_mpi import is_old, read_run_file, translate
+from paceline.config.theano_mpi_keys import KEYS
 from paceline.errors import ConfigError
-from paceline.training.config import RunConfig
-from paceline.training.old_config import is_old, read_run_file, translate
-from paceline.training.old_keys import KEYS
-from paceline.training.settings import read_config
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "bsp_2016.yaml"
 BSP, EASGD = {"sync_rule": "BSP"}, {"sync_rule": "EASGD"}

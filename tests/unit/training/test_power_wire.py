@@ -8,15 +8,15 @@ from torch import nn
 
 import paceline
 from paceline.comm import SoloWorld, ThreadWorld, run_world
-from paceline.comm.power_sum import PowerSum
-from paceline.data import digits
+from paceline.comm.allreduce.powersgd import PowerSum
+from paceline.core.vectors import Layout
+from paceline.data.builtin import digits
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import BSP
-from paceline.training.exchange import make_exchange
-from paceline.training.exchange.message import Message, Part
+from paceline.sync import make_exchange
+from paceline.sync.synchronous.message import Message, Part
 from paceline.training.trainer import Trainer
-from paceline.vectors import Layout
 
 POWER = {"name": "bsp", "wire": "powersgd", "rank": 4}
 

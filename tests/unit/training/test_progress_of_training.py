@@ -2,11 +2,12 @@
 
 import pytest
 
+from paceline.config.reading import read_config
+from paceline.config.schedules import Constant, Cosine, Step
+from paceline.config.stopping import StopConfig
 from paceline.errors import ConfigError
-from paceline.training.clock import Clock
-from paceline.training.schedules import Constant, Cosine, Step
-from paceline.training.settings import read_config
-from paceline.training.stopping import StopConfig, Stopping
+from paceline.training.loop.clock import Clock
+from paceline.training.loop.stopping import Stopping
 
 
 def test_the_clock_counts_samples_of_the_world():

@@ -10,11 +10,11 @@ from support.line_problem import BATCH, build, data
 
 from paceline import Callback, Trainer
 from paceline.comm import SoloWorld
+from paceline.config.reading import read_config
 from paceline.errors import ConfigError, OutputError
 from paceline.observe.trial import TRIAL
 from paceline.training.model_file import check_room, save_model
-from paceline.training.rundir import find_run_dir, make_fresh, make_run_dir
-from paceline.training.settings import read_config
+from paceline.training.run_dir import find_run_dir, make_fresh, make_run_dir
 
 
 def test_runs_lie_in_a_folder_of_their_own_with_the_time(tmp_path: Path, monkeypatch):

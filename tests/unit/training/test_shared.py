@@ -12,12 +12,13 @@ from torch import nn
 from paceline import keep_pace, shard
 from paceline.comm import SoloWorld, run_world
 from paceline.errors import ConfigError, TrainingError, WorldError
-from paceline.frameworks import torch_slices
-from paceline.frameworks.torch_loop import TorchLoop
+from paceline.frameworks.torch import slice_optimizer as torch_slices
+from paceline.frameworks.torch.loop import TorchLoop
 from paceline.rules import BSP
-from paceline.training.exchange import Frame, courier, make_exchange
-from paceline.training.exchange.gradients import GradientExchange
-from paceline.training.exchange.shared import SharedExchange
+from paceline.sync import Frame, make_exchange
+from paceline.sync.synchronous import overlap_sender as courier
+from paceline.sync.synchronous.gradients import GradientExchange
+from paceline.sync.synchronous.shared import SharedExchange
 from paceline.training.trainer import Trainer
 
 OPTIMIZERS = {
@@ -461,7 +462,7 @@ def test_too_little_memory_is_said_and_got_along_with(monkeypatch, caplog):
 
 def test_the_trainer_shares_and_accumulates(tmp_path, monkeypatch):
     shared = fit(tmp_path, 2, "bsp", accumulate=2, clip_norm=1.0)
-    monkeypatch.setattr("paceline.training.exchange.can_share", lambda *_: False)
+    monkeypatch.setattr("paceline.sync.can_share", lambda *_: False)
     plain = fit(tmp_path, 2, "bsp", accumulate=2, clip_norm=1.0)
     assert weights(shared.model) == pytest.approx(weights(plain.model), abs=1e-6)
 

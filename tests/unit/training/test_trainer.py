@@ -9,12 +9,12 @@ from torch import nn
 
 import paceline
 from paceline.comm import SoloWorld, run_world
+from paceline.comm.rank0 import once
 from paceline.data import epoch_order
 from paceline.errors import ConfigError, DataError, ReplicaError, TrainingError
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import History, read_events
-from paceline.training.once import once
-from paceline.training.rundir import write_json
+from paceline.training.run_dir import write_json
 from paceline.training.trainer import Trainer
 
 SAMPLES = 330

@@ -8,13 +8,13 @@ from support.line_problem import fit, own_loop, weights
 
 import paceline
 from paceline.comm import ThreadWorld, run_world
-from paceline.comm.coded_sum import make_sums
+from paceline.comm.allreduce.coded import make_sums
 from paceline.comm.wire import Feedback
 from paceline.errors import ConfigError
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import make_rule
-from paceline.rules.settings import WIRES
-from paceline.training.exchange.message import Meeting, Message, Part
+from paceline.rules.checks import WIRES
+from paceline.sync.synchronous.message import Meeting, Message, Part
 
 LOSSY = [wire for wire in WIRES if wire != "float32"]
 RULES = [
@@ -43,7 +43,7 @@ def every_rank_on_a_node_of_its_own(monkeypatch):
         self.node_ranks = (rank,)
 
     monkeypatch.setattr(ThreadWorld, "__init__", apart)
-    monkeypatch.setattr("paceline.training.exchange.can_share", lambda *_: False)
+    monkeypatch.setattr("paceline.sync.can_share", lambda *_: False)
 
 
 def bytes_of(result):

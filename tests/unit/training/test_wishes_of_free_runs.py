@@ -9,13 +9,13 @@ from support.async_runs import Numbers, count_through, every_rule
 from support.line_problem import SAMPLES
 
 from paceline import Callback
+from paceline.checkpoint.store import Store
 from paceline.comm import run_world
 from paceline.errors import Interrupted
 from paceline.observe import History
 from paceline.rules import EASGD
-from paceline.training.centre import News
-from paceline.training.checkpoint.store import Store
-from paceline.training.freely import EpochCount
+from paceline.sync.parameter_server.make import News
+from paceline.training.loop.async_run import EpochCount
 from paceline.training.trainer import Trainer
 
 

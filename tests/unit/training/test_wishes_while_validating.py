@@ -5,11 +5,11 @@ import pytest
 from support.line_problem import BATCH, build, data, weights
 
 from paceline import Callback
+from paceline.checkpoint.store import Store
 from paceline.comm import run_world
 from paceline.errors import Interrupted
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.rules import BSP, EASGD, Average, DiLoCo
-from paceline.training.checkpoint.store import Store
 from paceline.training.trainer import Trainer
 
 RULES = [BSP(), Average(every=3), DiLoCo(every=3)]

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from paceline.launch.doctor.scheduler import try_srun
-from paceline.launch.facts import Facts
+from paceline.launch.preflight.node_info import Facts
+from paceline.tools.doctor.scheduler import try_srun
 
 
 def test_plugins_are_tried_inside_a_slurm_job_alone(tmp_path):

@@ -4,13 +4,13 @@ import socket
 import sys
 import time
 
-from paceline.launch.allocation import Allocation
-from paceline.launch.doctor import reach, world
-from paceline.launch.doctor.diagnose import Question, find_agent
-from paceline.launch.doctor.reach import try_both_ways
-from paceline.launch.doctor.world import run_trial
-from paceline.launch.hosts import Host
-from paceline.launch.preflight import SSH
+from paceline.cluster.hosts import Host
+from paceline.cluster.schedulers.allocation import Allocation
+from paceline.launch.preflight.check import SSH
+from paceline.tools.doctor import reach, world
+from paceline.tools.doctor.diagnose import Question, find_agent
+from paceline.tools.doctor.reach import try_both_ways
+from paceline.tools.doctor.world import run_trial
 
 
 def test_a_trial_that_takes_too_long_is_ended(monkeypatch):
@@ -30,7 +30,7 @@ def test_hosts_of_grid_engine_are_reached_by_ssh_where_it_cannot_be_asked(monkey
 
 
 def test_both_ways_are_tried(tmp_path):
-    line = f"{sys.executable} -m paceline.launch.doctor.reach"
+    line = f"{sys.executable} -m paceline.tools.doctor.reach"
     assert try_both_ways("localhost", ["sh", "-c", line], ["127.0.0.1"]) == reach.Reach("", "")
 
 

@@ -3,10 +3,10 @@
 import pytest
 from support.job_requests import request
 
+from paceline.cluster.schedulers import SCHEDULERS
+from paceline.cluster.schedulers.interface import Answer
+from paceline.cluster.schedulers.submit import ask_scheduler, submit
 from paceline.errors import LaunchError
-from paceline.launch.submit import SCHEDULERS
-from paceline.launch.submit.scheduler import Answer
-from paceline.launch.submit.submit import ask_scheduler, submit
 
 
 def test_a_scheduler_that_is_not_there_is_named(monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from support.job_requests import NASTY, request
 from support.ranks import TESTS
 
-from paceline.launch.submit import SCHEDULERS
+from paceline.cluster.schedulers import SCHEDULERS
 
 GOLDEN = TESTS / "unit" / "launch" / "submit" / "golden"
 VARIABLES = {

@@ -9,14 +9,14 @@ import sys
 import pytest
 from support.checkpoint_folders import FOLDER_MARKS, hidden
 
-from paceline.training.checkpoint.store import Store, newest_sound
+from paceline.checkpoint.store import Store, newest_sound
 
 FULL = """
 import json, os, resource, sys
 from pathlib import Path
 import numpy as np
 from paceline.errors import OutputError
-from paceline.training.checkpoint.store import Store, newest_sound
+from paceline.checkpoint.store import Store, newest_sound
 
 folder, kind = Path(sys.argv[1]), sys.argv[2]
 store = Store(folder / "checkpoints")
@@ -103,8 +103,8 @@ KILLED = """
 import os, shutil, signal, sys, zlib
 from pathlib import Path
 import numpy as np
-from paceline.training.checkpoint import files
-from paceline.training.checkpoint.store import Store
+from paceline.checkpoint import files
+from paceline.checkpoint.store import Store
 
 def save(store, name, number):
     store.begin(name)

@@ -4,12 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launch.allocation import Allocation
-from paceline.launch.doctor import machine, mpi, network, python_checks
-from paceline.launch.doctor.check import check_nodes
-from paceline.launch.doctor.hosts import check_answers, check_sameness, judge_reach
-from paceline.launch.doctor.reach import Reach
-from paceline.launch.doctor.scheduler import (
+from paceline.cluster.hosts import Host
+from paceline.cluster.schedulers.allocation import Allocation
+from paceline.launch.preflight.check import Answer
+from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.ssh_errors import explain_refusal
+from paceline.tools.doctor import machine, mpi, network
+from paceline.tools.doctor import python as python_checks
+from paceline.tools.doctor.check import check_nodes
+from paceline.tools.doctor.hosts import check_answers, check_sameness, judge_reach
+from paceline.tools.doctor.reach import Reach
+from paceline.tools.doctor.scheduler import (
     check_grant,
     check_own_cores,
     check_room,
@@ -17,10 +22,6 @@ from paceline.launch.doctor.scheduler import (
     check_srun,
     fitting_pmi,
 )
-from paceline.launch.facts import Facts
-from paceline.launch.hosts import Host
-from paceline.launch.preflight import Answer
-from paceline.launch.refusals import explain_refusal
 
 FACTS = Facts(
     host="n1",

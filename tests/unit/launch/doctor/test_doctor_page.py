@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.cluster.hosts import Host
+from paceline.cluster.schedulers.allocation import Allocation
 from paceline.comm.threads import run_world
-from paceline.launch.allocation import Allocation
-from paceline.launch.doctor import diagnose as diagnosing
-from paceline.launch.doctor import trial, world
-from paceline.launch.doctor.check import Check
-from paceline.launch.doctor.diagnose import Question, find_agent, trial_options
-from paceline.launch.doctor.page import Diagnosis, condense, render_json, render_page
-from paceline.launch.doctor.reach import connect, listening
-from paceline.launch.doctor.world import Trial, judge_trial, read_outcome
-from paceline.launch.facts import Facts
-from paceline.launch.hosts import Host
-from paceline.launch.preflight import SSH
+from paceline.launch.preflight.check import SSH
+from paceline.launch.preflight.node_info import Facts
+from paceline.tools.doctor import diagnose as diagnosing
+from paceline.tools.doctor import trial, world
+from paceline.tools.doctor.check import Check
+from paceline.tools.doctor.diagnose import Question, find_agent, trial_options
+from paceline.tools.doctor.page import Diagnosis, condense, render_json, render_page
+from paceline.tools.doctor.reach import connect, listening
+from paceline.tools.doctor.world import Trial, judge_trial, read_outcome
 
 GOOD = Check("Python", "ok", "3.11.7", "nothing to do")
 BAD = Check("mpirun", "fail", "two MPIs", "Use one.", ("n2",))

@@ -10,11 +10,11 @@ from support.job_requests import request
 
 from paceline.cli import main
 from paceline.cli import submit as submit_command
+from paceline.cluster.schedulers import SCHEDULERS
+from paceline.cluster.schedulers import submit as handing_in
+from paceline.cluster.schedulers.interface import Answer
+from paceline.cluster.schedulers.submit import submit
 from paceline.errors import LaunchError
-from paceline.launch.submit import SCHEDULERS
-from paceline.launch.submit import submit as handing_in
-from paceline.launch.submit.scheduler import Answer
-from paceline.launch.submit.submit import submit
 
 
 @pytest.fixture(autouse=True)

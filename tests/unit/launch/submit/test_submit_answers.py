@@ -6,11 +6,11 @@ The answers of Slurm and Grid Engine were taken from real ones.
 import pytest
 from support.job_requests import request
 
+from paceline.cluster.schedulers import SCHEDULERS
+from paceline.cluster.schedulers import submit as handing_in
+from paceline.cluster.schedulers.interface import Answer, State, advise
+from paceline.cluster.schedulers.submit import Submitted, free_run_dir, submit
 from paceline.errors import ConfigError, LaunchError
-from paceline.launch.submit import SCHEDULERS
-from paceline.launch.submit import submit as handing_in
-from paceline.launch.submit.scheduler import Answer, State, advise
-from paceline.launch.submit.submit import Submitted, free_run_dir, submit
 
 
 def told(**answers):

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.cli import main
 from paceline.cli import submit as submit_command
-from paceline.launch.submit import SCHEDULERS
-from paceline.launch.submit import submit as handing_in
-from paceline.launch.submit.scheduler import Answer
+from paceline.cluster.schedulers import SCHEDULERS
+from paceline.cluster.schedulers import submit as handing_in
+from paceline.cluster.schedulers.interface import Answer
 
 
 @pytest.fixture(autouse=True)

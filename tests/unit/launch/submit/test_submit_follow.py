@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from paceline.cluster.schedulers import SCHEDULERS
+from paceline.cluster.schedulers.follow import Pace, follow
+from paceline.cluster.schedulers.interface import Answer
+from paceline.cluster.schedulers.submit import Submitted
 from paceline.errors import LaunchError
-from paceline.launch.submit import SCHEDULERS
-from paceline.launch.submit.follow import Pace, follow
-from paceline.launch.submit.scheduler import Answer
-from paceline.launch.submit.submit import Submitted
 
 GONE = Answer(1, "slurm_load_jobs error: Invalid job id specified\n")
 

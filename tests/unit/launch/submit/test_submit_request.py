@@ -3,10 +3,10 @@
 import pytest
 from support.job_requests import request
 
+from paceline.cluster.schedulers.request import make_request
+from paceline.cluster.schedulers.sweep import make_tasks
+from paceline.core.quantities import read_memory, read_time, show_clock
 from paceline.errors import ConfigError
-from paceline.launch.submit.job import make_request
-from paceline.launch.submit.quantities import read_memory, read_time, show_clock
-from paceline.launch.submit.sweep import make_tasks
 
 KNOWN = {
     name: value

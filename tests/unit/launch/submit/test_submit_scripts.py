@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.job_requests import CASES, NASTY, request
 
-from paceline.launch.submit import SCHEDULERS
+from paceline.cluster.schedulers import SCHEDULERS
 
 GOLDEN = Path(__file__).parent / "golden"
 RECORDING = os.environ.get("PACELINE_GOLDEN") == "1"

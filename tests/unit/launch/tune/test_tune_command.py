@@ -8,8 +8,8 @@ import pytest
 from paceline.cli import tune
 from paceline.cli.train_settings import read_settings
 from paceline.errors import LaunchError
-from paceline.launch.tune.command import Command
-from paceline.launch.tune.plan import Setting
+from paceline.tools.tune.command import Command
+from paceline.tools.tune.plan import Setting
 
 NOTHING = dict.fromkeys(("hosts", "hostfile", "launcher"))
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from paceline.launch.tune.figures import estimate, read_marks
+from paceline.tools.tune.figures import estimate, read_marks
 
 
 def line(seconds, samples, steps, **more):

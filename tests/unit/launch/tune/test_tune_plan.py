@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.launch.tune.plan import Room, Setting, Speed, beyond, plan, why_not
+from paceline.tools.tune.plan import Room, Setting, Speed, beyond, plan, why_not
 
 GB = 10**9
 

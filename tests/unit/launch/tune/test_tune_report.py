@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from paceline.launch.tune.command import Command
-from paceline.launch.tune.figures import Estimate
-from paceline.launch.tune.plan import Setting
-from paceline.launch.tune.report import draw, format_bytes, plain, render_notes, render_table
-from paceline.launch.tune.trial import Outcome
+from paceline.tools.tune.command import Command
+from paceline.tools.tune.figures import Estimate
+from paceline.tools.tune.plan import Setting
+from paceline.tools.tune.report import draw, format_bytes, plain, render_notes, render_table
+from paceline.tools.tune.trial import Outcome
 
 MB = 10**6
 OUTCOMES = [

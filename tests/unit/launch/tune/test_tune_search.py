@@ -2,10 +2,10 @@
 
 import pytest
 
-from paceline.launch.tune.figures import Estimate
-from paceline.launch.tune.plan import Room, Setting, plan
-from paceline.launch.tune.search import Search, best_of, describe_load
-from paceline.launch.tune.trial import Outcome, Stopped
+from paceline.tools.tune.figures import Estimate
+from paceline.tools.tune.plan import Room, Setting, plan
+from paceline.tools.tune.search import Search, best_of, describe_load
+from paceline.tools.tune.trial import Outcome, Stopped
 
 
 def measured(ranks, rate, threads=1, status="measured", own_bytes=0):

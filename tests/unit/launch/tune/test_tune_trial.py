@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from paceline.launch.tune.figures import Estimate
-from paceline.launch.tune.trial import Patience, Stopped, explain, judge, stoppable
+from paceline.tools.tune.figures import Estimate
+from paceline.tools.tune.trial import Patience, Stopped, explain, judge, stoppable
 
 TEN = Patience.of(10)
 

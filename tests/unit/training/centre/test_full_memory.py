@@ -6,7 +6,7 @@ import pytest
 from paceline.comm import SoloWorld
 from paceline.errors import WorldError
 from paceline.rules import EASGD
-from paceline.training.centre.node import NodeCentre
+from paceline.sync.parameter_server.node_centre import NodeCentre
 
 
 class Full(SoloWorld):

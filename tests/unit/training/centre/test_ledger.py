@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.training.centre.ledger import Ledger, Report
+from paceline.sync.parameter_server.ledger import Ledger, Report
 
 
 def make(workers=3, batches=0):

@@ -4,8 +4,8 @@ import numpy as np
 
 from paceline.comm import run_world
 from paceline.rules import Downpour
-from paceline.training.centre import Direct, Report
-from paceline.training.centre.node import CHUNK_ELEMENTS, NodeCentre
+from paceline.sync.parameter_server.make import Direct, Report
+from paceline.sync.parameter_server.node_centre import CHUNK_ELEMENTS, NodeCentre
 
 WORKERS, PUSHES, SIZE = 4, 60, 3 * CHUNK_ELEMENTS + 17
 

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.comm import run_world
 from paceline.errors import ConfigError
-from paceline.training.centre.roles import assign_roles
+from paceline.sync.parameter_server.roles import assign_roles
 
 ONE_NODE = [(0, 1, 2, 3)]
 TWO_NODES = [(0, 1, 2), (3, 4, 5)]

@@ -8,7 +8,7 @@ from paceline.comm import run_world
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch
 from paceline.rules import EASGD
-from paceline.training.exchange import Frame, make_exchange
+from paceline.sync import Frame, make_exchange
 
 
 def test_a_wish_to_save_waits_for_its_place():

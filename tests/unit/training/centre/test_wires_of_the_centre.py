@@ -7,7 +7,7 @@ from paceline.comm import run_world
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch
 from paceline.rules import EASGD, Downpour
-from paceline.training.exchange import Part, make_exchange
+from paceline.sync import Part, make_exchange
 
 SIZE, STEPS = 3000, 12
 

@@ -5,11 +5,11 @@ import pytest
 from support.line_problem import BATCH, build, data
 
 from paceline import Callback, Trainer
+from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.store import Store
 from paceline.comm import SoloWorld, run_world
 from paceline.errors import Interrupted, OutputError
 from paceline.frameworks.numpy import NumpyReplica
-from paceline.training.checkpoint.saver import Saver
-from paceline.training.checkpoint.store import Store
 
 
 class Keeps(Callback):
@@ -75,7 +75,7 @@ def test_a_state_that_no_file_can_hold_is_left_out_with_a_warning(tmp_path, capf
 def test_any_failure_of_the_saver_is_reported_at_once(tmp_path, monkeypatch):
     store, said = Store(tmp_path), []
     saver = Saver(store, 1, said.append)
-    monkeypatch.setattr("paceline.training.checkpoint.store.split", lambda tree: 1 / 0)
+    monkeypatch.setattr("paceline.checkpoint.store.split", lambda tree: 1 / 0)
     assert saver.open(1) == 1
     saver.add(1, "common", {})
     assert isinstance(saver.finish(), OutputError)  # the thread has been there

@@ -2,9 +2,9 @@
 
 from support.async_runs import count_through
 
+from paceline.checkpoint.store import Store
+from paceline.checkpoint.tree import split
 from paceline.rules import Gossip
-from paceline.training.checkpoint.store import Store
-from paceline.training.checkpoint.tree import split
 
 
 def test_each_worker_saves_its_replica_once(tmp_path):

@@ -9,13 +9,13 @@ import torch
 from support.line_problem import BATCH, SAMPLES, data, weights
 from torch import nn
 
+from paceline.checkpoint.store import Store
 from paceline.comm import SoloWorld, run_world
 from paceline.comm.threads import ThreadWorld
 from paceline.errors import CheckpointError, ConfigError, Interrupted, OutputError
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.rules import BSP, EASGD, Average, DiLoCo
 from paceline.training.callbacks import Callback
-from paceline.training.checkpoint.store import Store
 from paceline.training.trainer import Trainer
 
 RULES = {
@@ -276,7 +276,7 @@ def test_a_time_limit_interrupts(tmp_path):
 
 
 def test_a_full_disk_does_not_end_the_run(tmp_path, monkeypatch, capsys):
-    import paceline.training.checkpoint.store as store
+    import paceline.checkpoint.store as store
 
     whole = fit(tmp_path / "whole", 2, BSP())
 

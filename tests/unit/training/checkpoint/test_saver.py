@@ -3,8 +3,8 @@
 import shutil
 import threading
 
-from paceline.training.checkpoint.saver import Saver
-from paceline.training.checkpoint.store import Store
+from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.store import Store
 
 
 def test_a_part_that_cannot_be_written_is_reported_at_once(tmp_path):

@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from support.checkpoint_folders import hidden
 from support.trees import bits, trees
 
+from paceline.checkpoint import store as module
+from paceline.checkpoint.store import Store, newest_sound
 from paceline.errors import CheckpointError, OutputError
-from paceline.training.checkpoint import store as module
-from paceline.training.checkpoint.store import Store, newest_sound
 
 ONE, TWO = "step-00000001", "step-00000002"
 

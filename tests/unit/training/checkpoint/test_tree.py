@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.trees import bits, trees
 
-from paceline.training.checkpoint.tree import MAX_DEPTH, TreeError, join, split
+from paceline.checkpoint.tree import MAX_DEPTH, TreeError, join, split
 
 
 @settings(max_examples=300, deadline=None)

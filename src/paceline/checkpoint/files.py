@@ -1,0 +1,80 @@
+"""The single files of a checkpoint: written through to the disk, and checked when read."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from paceline.checkpoint.tree import Tree
+from paceline.core.regular_files import open_regular
+from paceline.core.safetensors import CHUNK_BYTES, Array
+
+
+def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> Tree:
+    """Write under a temporary name, through to the disk; returns its length and checksum."""
+    temporary = path.with_name(f".{path.name}.partial")
+    size, checksum = 0, 0
+    with temporary.open("wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            size += len(chunk)
+            checksum = zlib.crc32(chunk, checksum)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return {"bytes": size, "crc32": f"{checksum:08x}"}
+
+
+def parse(path: Path) -> Any:
+    """The JSON in a file, or a ValueError."""
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
+    try:
+        with open_regular(path) as file:
+            return json.loads(file.read(), parse_constant=refuse)
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{path.name} is not JSON: {error}") from error
+
+
+def check_length(path: Path, record: Tree) -> None:
+    """A ValueError unless the file is as long as was noted when it was written."""
+    if not path.is_file():
+        raise ValueError(f"{path.name} is missing")
+    if (found := path.stat().st_size) != record["bytes"]:
+        raise ValueError(f"{path.name} has {found} bytes, expected {record['bytes']}")
+
+
+def verify(path: Path, record: Tree) -> None:
+    """A ValueError unless the file has the length and the checksum that were noted."""
+    check_length(path, record)
+    checksum = 0
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    if (found := f"{checksum:08x}") != record["crc32"]:
+        raise ValueError(f"{path.name} has checksum {found}, expected {record['crc32']}")
+
+
+def load_arrays(path: Path) -> dict[str, Array]:
+    """The arrays of a safetensors file, in memory of their own; or a ValueError."""
+    try:
+        arrays = load_file(path)
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # the parser has many, and all of them blame the file
+        raise ValueError(f"{path.name} is not a safetensors file: {error}") from error
+    return {key: _own(array) for key, array in arrays.items()}
+
+
+def _own(array: Array) -> Array:
+    return array if array.flags.writeable else array.copy()

@@ -1,0 +1,164 @@
+"""Trees of state, parted into arrays and strict JSON, and joined again without losing a bit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from paceline.core.safetensors import DTYPES, Array
+
+Tree = dict[str, Any]
+"""Nested dicts with str keys. Leaves are numpy arrays, None, bool, int, float, str, or lists."""
+
+
+MAX_DEPTH = 100
+"""Deeper trees are refused: parsers of JSON give up on deep nesting, at depths of their own."""
+MAX_PLAIN_BITS = 1024
+"""Larger integers are written in hex: Python refuses decimal ones of thousands of digits."""
+SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+class TreeError(TypeError):
+    """A value that no tree can hold."""
+
+
+def as_plain(value: Any) -> Any:
+    """The value with Python's own numbers for numpy's scalars and lists for tuples.
+
+    >>> as_plain({"best": np.float64(0.5), "seen": (np.int64(3), None)})
+    {'best': 0.5, 'seen': [3, None]}
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: as_plain(item) for key, item in value.items()}
+    return [as_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def split(tree: Tree) -> tuple[dict[str, Array], Any]:
+    """The arrays by their paths, and the rest as strict JSON with a mark in each array's place.
+
+    >>> split({"w": np.zeros(2), "loss": math.inf})
+    ({'w': array([0., 0.])}, {'w': {'$array': 'w'}, 'loss': {'$float': 'inf'}})
+    """
+    if type(tree) is not dict:
+        raise TreeError(f"a tree is a dict, not {type(tree).__name__}")
+    arrays: dict[str, Array] = {}
+    return arrays, _encode(tree, (), arrays)
+
+
+def join(arrays: Mapping[str, Array], values: Any) -> Tree:
+    """The tree that was split into these; a ValueError says why they cannot come from one.
+
+    >>> join({}, {"loss": {"$float": "inf"}})
+    {'loss': inf}
+    """
+    left = dict(arrays)
+    tree = _decode(values, left, 0)
+    if type(tree) is not dict:
+        raise ValueError(f"the outermost value is a {type(tree).__name__}, not a dict")
+    if left:
+        raise ValueError(f"the array {min(left)!r} has no place among the values")
+    return tree
+
+
+def _encode(value: Any, path: tuple[str, ...], arrays: dict[str, Array]) -> Any:
+    # Types are compared exactly: np.float64 is a float and an enum may be an int, but neither
+    # would come back as what it was.
+    if len(path) > MAX_DEPTH:
+        raise TreeError(f"the tree is deeper than {MAX_DEPTH} levels")
+    kind = type(value)
+    if kind is dict:
+        for key in value:
+            if type(key) is not str:
+                raise TreeError(f"the key {key!r} at {_join_path(path)!r} is not a str")
+        return {
+            _encode_key(key): _encode(item, (*path, key), arrays) for key, item in value.items()
+        }
+    if kind is list:
+        return [_encode(item, (*path, str(i)), arrays) for i, item in enumerate(value)]
+    if kind is np.ndarray or kind is np.memmap:
+        if value.dtype.name not in DTYPES:
+            raise TreeError(
+                f"{_join_path(path)!r} has dtype {value.dtype}, expected one of {', '.join(DTYPES)}"
+            )
+        arrays[_join_path(path)] = value
+        return {"$array": _join_path(path)}
+    if kind is float and not math.isfinite(value):
+        return {"$float": str(value)}
+    if kind is int and value.bit_length() > MAX_PLAIN_BITS:
+        return {"$int": hex(value)}
+    if kind is str and SURROGATE.search(value):
+        return {"$str": _escape(value)}
+    if value is not None and kind not in (bool, int, float, str):
+        raise TreeError(
+            f"{_join_path(path)!r} is a {kind.__name__}, which a tree cannot hold; make it an "
+            "array or a plain Python value"
+        )
+    return value
+
+
+def _decode(value: Any, left: dict[str, Array], depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"the values are deeper than {MAX_DEPTH} levels")
+    if isinstance(value, list):
+        return [_decode(item, left, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        [(mark, text)] = value.items()
+        if mark in ("$array", "$float", "$int", "$str"):
+            return _decode_mark(mark, text, left)
+    return {_decode_key(key): _decode(item, left, depth + 1) for key, item in value.items()}
+
+
+def _decode_mark(mark: str, text: Any, left: dict[str, Array]) -> Any:
+    if not isinstance(text, str):
+        raise ValueError(f"{mark} stands before a {type(text).__name__}, expected a str")
+    if mark == "$array":
+        if text not in left:
+            raise ValueError(f"the array {text!r} is missing or named twice")
+        return left.pop(text)
+    if mark == "$int":
+        return int(text, 16)
+    if mark == "$str":
+        return _unescape(text)
+    if text not in ("nan", "inf", "-inf"):
+        raise ValueError(f"{text!r} is not one of nan, inf, -inf")
+    return float(text)
+
+
+def _encode_key(key: str) -> str:
+    """Marks begin with one "$": so a key's own "$" is doubled."""
+    if SURROGATE.search(key):
+        return "$~" + _escape(key)
+    return "$" + key if key.startswith("$") else key
+
+
+def _decode_key(key: str) -> str:
+    if key.startswith("$~"):
+        return _unescape(key[2:])
+    if key.startswith("$$") or not key.startswith("$"):
+        return key.removeprefix("$")
+    raise ValueError(f"the mark {key!r} is unknown")
+
+
+def _join_path(path: tuple[str, ...]) -> str:
+    joined = "/".join(_escape(key) for key in path)
+    # The one name that safetensors keeps for itself.
+    return "~" + joined if joined == "__metadata__" else joined
+
+
+def _escape(text: str) -> str:
+    """Without "/" and lone surrogates, which are no UTF-8 and come in pairs out of JSON as one."""
+    text = text.replace("~", "~0").replace("/", "~1")
+    return SURROGATE.sub(lambda match: f"~u{ord(match[0]):04x}", text)
+
+
+def _unescape(text: str) -> str:
+    text = re.sub("~u(d[89a-f][0-9a-f]{2})", lambda match: chr(int(match[1], 16)), text)
+    return text.replace("~1", "/").replace("~0", "~")

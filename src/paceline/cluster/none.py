@@ -1,0 +1,16 @@
+"""No launcher and no scheduler: a process by itself."""
+
+from collections.abc import Mapping
+
+from paceline.cluster.identity import Environment, Remedy, describe_script
+
+REMEDIES: Mapping[str, Remedy] = {
+    "none": Remedy(
+        "PACELINE_RANKS asks for {n} tasks",
+        "Start the ranks with `paceline run -n {n}`, or unset PACELINE_RANKS.",
+    )
+}
+
+
+def read(env: Mapping[str, str]) -> Environment:
+    return describe_script("none", 1)

@@ -1,0 +1,14 @@
+"""Open MPI: ranks that its mpirun started."""
+
+from collections.abc import Mapping
+
+from paceline.cluster.identity import OTHER_MPI, Environment, Remedy, read_rank
+
+REMEDIES: Mapping[str, Remedy] = {
+    "openmpi": Remedy("Open MPI's mpirun started {n} tasks", OTHER_MPI)
+}
+
+
+def read(env: Mapping[str, str]) -> Environment | None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    return read_rank(env, "openmpi", *(f"OMPI_COMM_WORLD_{name}" for name in names))

@@ -1,0 +1,173 @@
+"""Grid Engine: qsub, qstat, qacct, qdel.
+
+A slot stands for a core, as it does on most sites: so many slots are asked for as the ranks have
+threads. How they lie on the nodes is the matter of the parallel environment; Grid Engine takes no
+number of nodes.
+
+The soft limit s_rt is not used: a parallel job gets no SIGUSR1 by it, but is ended as by the hard
+one, and whatever it exits with it is not requeued (8.1.9). So the script itself sends the warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from paceline.cluster.schedulers.interface import Answer, Ask, Hint, Remedy, State
+from paceline.cluster.schedulers.request import SCRIPT, Request, fault, named
+from paceline.cluster.schedulers.script import Dialect, write_script
+from paceline.core.quantities import show_clock
+from paceline.errors import LaunchError
+
+TITLE = "Grid Engine"
+HAND_IN: tuple[str, ...] = ("qsub", "-terse", SCRIPT)
+BY_HAND = f"qsub {SCRIPT}"
+HINTS: tuple[Hint, ...] = (
+    Hint("watch", "qstat -j {job}"),
+    Hint("stop", "qdel {job}"),
+)
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy("queue", "Choose another --queue", ("qconf", "-sql")),
+    Remedy("parallel environment", "Choose another --pe", ("qconf", "-spl")),
+    Remedy("project", "Choose another --account (Grid Engine: a project)", ("qconf", "-sprjl")),
+    Remedy(
+        "unknown resource",
+        "The site calls it otherwise: leave --memory-per-rank or --gpus-per-node out and say it "
+        "in the site's words, as in --extra='-l h_vmem=2G'; `qconf -sc` lists them",
+    ),
+    Remedy("job name", "Choose another --name"),
+    Remedy("unable to contact", "Grid Engine's master does not answer: is SGE_ROOT set?"),
+)
+USUAL_PE = "mpi"
+
+_DIALECT = Dialect(
+    warns_itself=True,
+    by_hand=BY_HAND,
+    job="$JOB_ID",
+    task="$SGE_TASK_ID",
+    signals="SIGUSR1 comes before the time limit, SIGUSR2 before Grid Engine kills the job (qdel).",
+    warnings="USR1",
+    cancels="USR2 TERM",
+    restarts='$(cat "$run_dir/job-$job.requeues" 2>/dev/null || echo 0)',
+    requeue=(
+        'echo "$((restarts + 1))" >"$run_dir/job-$job.requeues"',
+        "exit 99  # Grid Engine starts this script again",
+    ),
+)
+
+
+def settle(request: Request, ask: Ask) -> Request:
+    """Choose the parallel environment: `mpi` if there is one, or the only one there is."""
+    if _slots(request) == 1:
+        return request
+    listed = ask(("qconf", "-spl"))
+    if request.pe is None and listed.code is not None:
+        request = replace(request, pe=_choose_pe(listed))
+    if request.nodes > 1 and request.pe is not None:
+        _refuse_one_node(request, ask(("qconf", "-sp", request.pe)))
+    return request
+
+
+def check(request: Request) -> list[str]:
+    """What Grid Engine refuses or misreads; quotes do not help in its directives."""
+    rule = "ASCII text without spaces, quotes, backslashes and #, as Grid Engine has it"
+    wrong = [
+        fault(name, value, rule)
+        for name, value in named(request)
+        if not re.fullmatch(r"""[^\s"'\\#]+""", value, re.ASCII) or not value.isascii()
+    ]
+    if re.search(r"[/:@*?]|^\d", request.name):
+        rule = "no digit first and none of / : @ * ?, as Grid Engine has it"
+        wrong.append(fault("name", request.name, rule))
+    if re.search(r"\$(HOME|USER|HOSTNAME|JOB_ID|JOB_NAME|TASK_ID)", str(request.run_dir)):
+        wrong.append(
+            f"the run directory is {str(request.run_dir)!r}, expected: no $HOME, $USER and the "
+            "like in its name, for Grid Engine puts in their values; choose another --run-dir"
+        )
+    return wrong
+
+
+def render(request: Request) -> str:
+    """Directives and the common script; paths are left to the script, which can quote them."""
+    return write_script((f"#$ {line}" for line in _options(request)), request, _DIALECT)
+
+
+def read_id(said: str) -> str | None:
+    """`12`, or `12.1-5:1` of an array."""
+    match = re.search(r"^(\d+)(?:\.\d+-\d+:\d+)?\s*$", said, re.MULTILINE)
+    return match[1] if match else None
+
+
+def read_state(job: str, ask: Ask) -> State:
+    """qstat knows a job until it ends; qacct some seconds later, where the site lets it."""
+    answer = ask(("qstat", "-j", job))
+    if answer.code == 0:
+        return _read_live(answer.said)
+    if answer.code is None or "do not exist" not in answer.said:
+        return State("unknown")
+    account = ask(("qacct", "-j", job))
+    codes = [int(code) for code in re.findall(r"^exit_status\s+(\d+)", account.said, re.MULTILINE)]
+    return State("ended", max(codes, default=None))
+
+
+def _read_live(said: str) -> State:
+    error = re.search(r"^error reason\s+\d+:\s*(.*)$", said, re.MULTILINE)
+    if error:
+        return State("stuck", None, f"in error: {error[1].strip()}")
+    running = re.search(r"^(?:usage\s+\d+:|exec_host_list)", said, re.MULTILINE)
+    return State("running" if running else "waiting", None, "running" if running else "waiting")
+
+
+def _slots(request: Request) -> int:
+    return request.nodes * request.cores_per_node
+
+
+def _choose_pe(listed: Answer) -> str:
+    names = listed.said.split() if listed.code == 0 else []
+    if USUAL_PE in names or not names:
+        return USUAL_PE
+    if len(names) == 1:
+        return names[0]
+    raise LaunchError(
+        f"there is no parallel environment called {USUAL_PE}, but several others: say which by "
+        f"--pe ({', '.join(names)})"
+    )
+
+
+def _refuse_one_node(request: Request, told: Answer) -> None:
+    if re.search(r"^allocation_rule\s+\$pe_slots", told.said, re.MULTILINE):
+        raise LaunchError(
+            f"--nodes is {request.nodes}, but the parallel environment {request.pe} gives all "
+            "slots on one node: choose another --pe (qconf -spl lists them), or --nodes 1"
+        )
+
+
+def _options(request: Request) -> Iterator[str]:
+    texts = dict(named(request))
+    yield "-S /bin/bash"
+    yield f"-N {texts['name']}"
+    if _slots(request) > 1:
+        yield f"-pe {request.pe or USUAL_PE} {_slots(request)}"
+    if request.memory_per_rank is not None:
+        yield f"-l mem_free={-(-request.memory_per_rank // request.threads)}M"
+    if request.gpus_per_node is not None:
+        yield f"-l gpu={request.gpus_per_node}"
+    if request.time is not None:
+        yield f"-l h_rt={show_clock(request.time)}"
+    if "queue" in texts:
+        yield f"-q {texts['queue']}"
+    if "account" in texts:
+        yield f"-P {texts['account']}"
+    if request.after:
+        yield f"-hold_jid {','.join(request.after)}"
+    if request.tasks:
+        yield f"-t 1-{len(request.tasks)}"
+    yield f"-r {'y' if request.requeue else 'n'}"
+    if request.passed:
+        yield f"-v {','.join(request.passed)}"
+    yield "-notify"
+    yield "-cwd"
+    yield "-j y"
+    yield f"-o {'job-$JOB_ID.$TASK_ID.log' if request.tasks else 'job-$JOB_ID.log'}"
+    yield from request.extra

@@ -1,0 +1,190 @@
+"""Slurm: sbatch, scontrol, scancel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from paceline.cluster.schedulers.interface import Ask, Hint, Kind, Remedy, State
+from paceline.cluster.schedulers.request import SCRIPT, Request, fault, named
+from paceline.cluster.schedulers.script import Dialect, write_script
+from paceline.core.quantities import show_clock
+
+TITLE = "Slurm"
+HAND_IN: tuple[str, ...] = ("sbatch", "--parsable", SCRIPT)
+BY_HAND = f"sbatch {SCRIPT}"
+HINTS: tuple[Hint, ...] = (
+    Hint("watch", "squeue --jobs {job}"),
+    Hint("stop", "scancel {job}"),
+    Hint("save and stop", "scancel --batch --signal=TERM {job}"),
+)
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy(
+        "invalid partition",
+        "Choose another --queue",
+        ("sinfo", "--noheader", "--format=%R"),
+    ),
+    Remedy(
+        "node configuration is not available",
+        "No node has that many cores, that much memory or those GPUs: ask for less per node "
+        "(--ranks-per-node, --threads, --memory-per-rank, --gpus-per-node)",
+        ("sinfo", "--noheader", "--format=%R: %D nodes of %c cores and %m MB"),
+    ),
+    Remedy(
+        "node count",
+        "Ask for fewer --nodes",
+        ("sinfo", "--noheader", "--format=%R: %D nodes of %c cores and %m MB"),
+    ),
+    Remedy(
+        "time limit",
+        "Ask for less --time; the run goes on from its checkpoint in the next job",
+        ("sinfo", "--noheader", "--format=%R: at most %l"),
+    ),
+    Remedy("account", "Name an --account that you may use: sacctmgr show associations user=$USER"),
+    Remedy(
+        "Partition",  # PartitionTimeLimit, PartitionNodeLimit, PartitionConfig
+        "The partition has not so much of it: ask for fewer --nodes, less of each, or less --time",
+        ("sinfo", "--noheader", "--format=%R: %D nodes of %c cores and %m MB, at most %l"),
+    ),
+    Remedy("dependency", "Name jobs of your own that Slurm still knows in --after: squeue --me"),
+    Remedy("unable to contact", "Slurm's controller does not answer: scontrol ping"),
+)
+
+_DIALECT = Dialect(
+    by_hand=BY_HAND,
+    job="$SLURM_JOB_ID",
+    task="$SLURM_ARRAY_TASK_ID",
+    signals="Slurm sends SIGUSR1 before the time limit, SIGTERM when the job is cancelled.",
+    warnings="USR1",
+    cancels="TERM",
+    restarts="${SLURM_RESTART_COUNT:-0}",
+    requeue=('scontrol requeue "$SLURM_JOB_ID" && exit 75  # Slurm starts this script again',),
+)
+_HOPELESS = (
+    "PartitionTimeLimit",
+    "PartitionNodeLimit",
+    "PartitionConfig",
+    "DependencyNeverSatisfied",
+    "launch_failed_requeued_held",
+)
+"""Why a job waits that nothing but a person will start."""
+_ARRAY = "$SLURM_ARRAY_JOB_ID"
+_ENDED = {
+    "COMPLETED": 0,
+    "FAILED": 1,
+    "CANCELLED": 143,
+    "TIMEOUT": 143,
+    "DEADLINE": 143,
+    "PREEMPTED": 143,
+    "OUT_OF_MEMORY": 137,
+    "NODE_FAIL": 1,
+    "BOOT_FAIL": 1,
+}
+"""States of a job that is over, and the exit code where Slurm tells none."""
+
+
+def settle(request: Request, ask: Ask) -> Request:
+    """There is nothing that only the site could tell."""
+    return request
+
+
+def check(request: Request) -> list[str]:
+    """What Slurm would misread; all text on one line can be quoted."""
+    wrong = []
+    if re.search(r"\\|%[\w%]", str(request.run_dir)):
+        wrong.append(
+            f"the run directory is {str(request.run_dir)!r}, expected: no backslash and no % "
+            "before a letter, for then Slurm writes the log elsewhere; choose another --run-dir"
+        )
+    if request.account is not None and "," in request.account:
+        wrong.append(fault("account", request.account, "the name of one account"))
+    if request.warning_s > 65535:
+        wrong.append(fault("save_time", request.warning_s, "at most 65535 s"))
+    return wrong
+
+
+def render(request: Request) -> str:
+    """Directives and the common script; paths are left to the script, which can quote them."""
+    dialect = replace(_DIALECT, job=_ARRAY) if request.tasks else _DIALECT
+    return write_script(_directives(request), request, dialect)
+
+
+def read_id(said: str) -> str | None:
+    """`123` or `123;cluster`."""
+    match = re.search(r"^(\d+)(?:;\S+)?\s*$", said, re.MULTILINE)
+    return match[1] if match else None
+
+
+def read_state(job: str, ask: Ask) -> State:
+    """scontrol knows a job for some minutes after its end (MinJobAge)."""
+    answer = ask(("scontrol", "--oneliner", "show", "job", job))
+    if answer.code is None or (answer.code and "Invalid job id" not in answer.said):
+        return State("unknown")
+    records = [_read_record(line) for line in answer.said.splitlines() if "JobState=" in line]
+    if not records:
+        return State("ended")
+    order = ("stuck", "waiting", "running", "ended")
+    least = min(records, key=lambda state: order.index(state.kind))
+    codes = [state.code for state in records if state.code is not None]
+    return State(least.kind, max(codes, default=None), least.detail)
+
+
+def _read_record(line: str) -> State:
+    fields = dict(re.findall(r"(\w+)=(\S*)", line))
+    name, reason = fields["JobState"], fields.get("Reason", "None")
+    detail = name.lower() if reason == "None" else f"{name.lower()}: {reason}"
+    if name not in _ENDED:
+        kind: Kind = (
+            "stuck" if reason in _HOPELESS else "waiting" if name == "PENDING" else "running"
+        )
+        return State(kind, None, detail)
+    code, _, signal = fields.get("ExitCode", "0:0").partition(":")
+    if signal.isdecimal() and int(signal):
+        return State("ended", 128 + int(signal), detail)
+    return State("ended", int(code) or _ENDED[name], detail)
+
+
+def _directives(request: Request) -> Iterator[str]:
+    return (f"#SBATCH {line}" for line in _options(request))
+
+
+def _options(request: Request) -> Iterator[str]:
+    texts = dict(named(request))
+    yield f"--job-name={quote(texts['name'])}"
+    yield f"--nodes={request.nodes}"
+    yield f"--ntasks-per-node={request.ranks_per_node}"
+    yield f"--cpus-per-task={request.threads}"
+    if request.memory_per_node is not None:
+        yield f"--mem={request.memory_per_node}M"
+    if request.gpus_per_node is not None:
+        yield f"--gpus-per-node={request.gpus_per_node}"
+    if request.time is not None:
+        yield f"--time={show_clock(request.time)}"
+    yield f"--signal=B:USR1@{request.warning_s}"
+    if "queue" in texts:
+        yield f"--partition={quote(texts['queue'])}"
+    if "account" in texts:
+        yield f"--account={quote(texts['account'])}"
+    if request.after:
+        yield f"--dependency=afterok:{':'.join(request.after)}"
+        yield "--kill-on-invalid-dep=yes"
+    if request.tasks:
+        yield f"--array=1-{len(request.tasks)}"
+    yield "--requeue" if request.requeue else "--no-requeue"
+    if request.passed:
+        yield f"--export={','.join(['ALL', *request.passed])}"
+    yield "--open-mode=append"
+    yield f"--output={'job-%A.%a.log' if request.tasks else 'job-%j.log'}"
+    yield from request.extra
+
+
+def quote(text: str) -> str:
+    r"""A value as sbatch reads it in a directive: quotes and backslashes as in a shell, no more.
+
+    >>> quote("short"), quote('my "big" job')
+    ('short', '"my \\"big\\" job"')
+    """
+    if re.fullmatch(r"[\w.,:/@+-]+", text):
+        return text
+    return '"' + re.sub(r'(["\\])', r"\\\1", text) + '"'

@@ -1,0 +1,156 @@
+"""Hand a script to its scheduler, and explain a refusal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.cluster.schedulers.interface import Answer, Scheduler, advise
+from paceline.cluster.schedulers.request import SCRIPT, Request
+from paceline.errors import ConfigError, LaunchError
+
+_ANSWER_S = 60.0
+
+
+class RunDirTaken(LaunchError):
+    """Somebody else has made the run directory whose name was free a moment ago."""
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """A job that a scheduler has taken; `tasks` is 0 if it is no array."""
+
+    id: str
+    run_dir: Path
+    tasks: int = 0
+
+    @property
+    def number(self) -> str:
+        """As it stands in the names of files.
+
+        >>> Submitted("12[]", Path("runs/x"), 3).number
+        '12'
+        """
+        return self.id.removesuffix("[]")
+
+    def log(self, task: int | None = None) -> Path:
+        return self._file(task, "log")
+
+    def exit_file(self, task: int | None = None) -> Path:
+        """Where the script leaves its exit code, if it gets to its end."""
+        return self._file(task, "exit")
+
+    def next_file(self) -> Path:
+        """Where the script leaves the number of the job that goes on, if that is another one."""
+        return self._file(None, "next")
+
+    def _file(self, task: int | None, kind: str) -> Path:
+        part = "" if task is None else f".{task}"
+        return self.run_dir / f"job-{self.number}{part}.{kind}"
+
+
+def ask_scheduler(command: Sequence[str], directory: Path | None = None) -> Answer:
+    """Run a command of the scheduler, with a time limit."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=directory,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+        )
+    except FileNotFoundError:
+        return Answer(None, f"{command[0]} is not on PATH")
+    except subprocess.TimeoutExpired:
+        return Answer(None, f"{command[0]} did not answer in {_ANSWER_S:.0f} s", late=True)
+    except OSError as error:
+        return Answer(None, str(error))
+    return Answer(done.returncode, done.stdout)
+
+
+def submit(request: Request, scheduler: Scheduler, is_new: bool = False) -> Submitted:
+    """Write the script into the run directory, which is made, and hand it in from there.
+
+    `is_new`: the directory's name was free a moment ago; RunDirTaken tells that it no longer is.
+    """
+    before = _write_script(request, scheduler.render(request), is_new)
+    answer = ask_scheduler(scheduler.HAND_IN, request.run_dir)
+    job = scheduler.read_id(answer.said) if answer.code == 0 else None
+    if job is None and (answer.code == 0 or answer.late):
+        raise LaunchError(
+            f"{scheduler.TITLE} may have taken the job, and has not told its number: "
+            f"{_said(answer)}. Look for it among your jobs before you submit again; its script is "
+            f"{request.run_dir / SCRIPT}"
+        )
+    if job is None:
+        _take_back(request.run_dir, before)
+        raise LaunchError(_explain(scheduler, answer))
+    return Submitted(job, request.run_dir, len(request.tasks))
+
+
+def _write_script(request: Request, text: str, is_new: bool) -> bytes | None:
+    """Write it, and give what an earlier job had there."""
+    try:
+        _claim(request.run_dir, is_new)
+        script = request.run_dir / SCRIPT
+        before = script.read_bytes() if script.exists() else None
+        script.touch(mode=0o600)
+        script.chmod(0o600)  # --env may have put a secret into it
+        script.write_bytes(os.fsencode(text))
+    except OSError as error:
+        raise ConfigError(
+            f"run directory {request.run_dir} cannot be written: {error.strerror}; choose another "
+            "--run-dir"
+        ) from None
+    return before
+
+
+def _take_back(run_dir: Path, before: bytes | None) -> None:
+    """Leave the directory as it was: an earlier job that waits there starts from its own script."""
+    if before is not None:
+        (run_dir / SCRIPT).write_bytes(before)
+        return
+    (run_dir / SCRIPT).unlink(missing_ok=True)
+    with suppress(OSError):  # others have left something there
+        run_dir.rmdir()
+
+
+def _claim(run_dir: Path, is_new: bool) -> None:
+    try:
+        run_dir.mkdir(parents=True, exist_ok=not is_new)
+    except FileExistsError:
+        if not is_new:
+            raise
+        raise RunDirTaken(f"run directory {run_dir} is another job's; give --run-dir") from None
+
+
+def free_run_dir(name: str, within: Path = Path("runs")) -> Path:
+    """A directory that does not exist, as runs/20260131-154502-mnist-bsp."""
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    suffixes = ("", *(f"-{number}" for number in range(2, 1000)))
+    for path in (within / f"{stem}{suffix}" for suffix in suffixes):
+        if not path.exists():
+            return path
+    raise LaunchError(f"a thousand runs named {stem} exist already; give --run-dir")
+
+
+def _said(answer: Answer) -> str:
+    return " ".join(answer.said.split()) or "it said nothing"
+
+
+def _explain(scheduler: Scheduler, answer: Answer) -> str:
+    said = _said(answer)
+    if answer.code is None:
+        return (
+            f"{scheduler.TITLE} could not be asked: {said}. Submit from a login node of the "
+            "cluster; --dry-run only shows the script"
+        )
+    return f"{scheduler.TITLE} refused the job: {said}. {advise(scheduler, said, ask_scheduler)}"

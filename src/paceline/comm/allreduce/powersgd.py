@@ -1,0 +1,207 @@
+"""PowerSGD: gradients summed as products of two thin matrices, in two small all-reduces."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.comm.world import World
+from paceline.core.vectors import Entry, Layout, Vector, aligned_zeros
+
+_SEED = 190513727  # of the first right factors: the same on every rank, and in every run
+_CHUNK = 64 * 1024  # elements of a product that are made at once, in a core's cache
+
+
+class PowerSum:
+    """Sums gradients of one layout over all ranks, each matrix by a factor on either side.
+
+    A parameter is taken as a matrix: its first dimension by all others, as they lie in memory.
+    With G_i what rank i adds, E_i what it has still to give, and Q from the sum before:
+
+        M_i = G_i + E_i,  P <- an orthonormal basis of sum(M_i Q)     (the first all-reduce)
+        Q_i = M_i^T P,    Q <- sum(Q_i)                               (the second)
+        G <- P Q^T on every rank,  E_i <- M_i - P Q_i^T
+
+    so G + sum(E_i) = sum(M_i): what one sum leaves out comes in later ones. Vogels et al. 2019,
+    arXiv:1905.13727; their code, as PyTorch's, has M_i less the mean of all for E_i. A parameter
+    whose factors would have no fewer numbers, as a bias, is added up as it is with the first ones.
+    """
+
+    def __init__(self, world: World, layout: Layout, factor_rank: int) -> None:
+        """All ranks make it together."""
+        self._world = world
+        kind = str(layout.dtype)
+        thin = [entry for entry in layout.entries if _is_worth_it(entry, factor_rank)]
+        whole = [entry for entry in layout.entries if not _is_worth_it(entry, factor_rank)]
+        lefts = [(entry.name, (factor_rank, _shape(entry)[0]), kind) for entry in thin]
+        first = Layout.of(lefts + [(entry.name, (entry.size,), kind) for entry in whole])
+        second = Layout.of((entry.name, (factor_rank, _shape(entry)[1]), kind) for entry in thin)
+        self._first, self._second = _make_buffer(world, first), _make_buffer(world, second)
+        self.error: Vector = layout.empty_vector()
+        """What this rank has still to give."""
+        views, rights = first.views(self._first), second.views(self._second)
+        self._matrices = [
+            _Matrix(entry.offset, self.error[_place(entry)].reshape(_shape(entry)), left, right)
+            for entry, left, right in zip(thin, views[: len(thin)], rights, strict=True)
+        ]
+        self._whole = [
+            (_place(entry), view) for entry, view in zip(whole, views[len(thin) :], strict=True)
+        ]
+
+    @property
+    def carried(self) -> dict[str, Vector]:
+        """What goes over from one sum to the next: the errors, and Q."""
+        return {"error": self.error, "right": self._second}
+
+    def all_reduce(self, vector: Vector) -> int:
+        """Overwrite every rank's vector by the sum; the bytes that went to other ranks."""
+        if self._world.size == 1:
+            return 0
+        # What is not finite travels on without a warning; who computed it has warned.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self._sum_in_two(vector)
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for buffer in (self._first, self._second):
+            self._world.drop_buffer(buffer)
+
+    def _sum_in_two(self, vector: Vector) -> int:
+        for place, view in self._whole:
+            view[:] = vector[place]
+        for matrix in self._matrices:
+            matrix.give_left(vector)
+        sent = self._sum(self._first)
+        for place, view in self._whole:
+            vector[place] = view
+        for matrix in self._matrices:
+            matrix.give_right(vector)
+        sent += self._sum(self._second)
+        for matrix in self._matrices:
+            matrix.take(vector)
+        return sent
+
+    def _sum(self, buffer: Vector) -> int:
+        if buffer.size:
+            self._world.all_reduce(buffer)
+        return 2 * (self._world.size - 1) * buffer.nbytes // self._world.size
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """One parameter's error and factors; the factors lie transposed, a column in each row."""
+
+    offset: int
+    error: Vector
+    """Holds M between the calls."""
+    left: Vector
+    right: Vector
+    """From one sum to the next, Q of the sum before."""
+
+    def __post_init__(self) -> None:
+        self._begin_anew()
+
+    def give_left(self, vector: Vector) -> None:
+        """M <- G + E, and M Q as this rank's part of P."""
+        np.add(self.error, self._of(vector), out=self.error)
+        self.left[:] = (self.error @ self.right.T).T
+
+    def give_right(self, vector: Vector) -> None:
+        """P from the sum, this rank's part of Q, and what that leaves; G is not needed any more."""
+        orthonormalise(self.left)
+        np.matmul(self.left, self.error, out=self.right)
+        given = self._of(vector)
+        np.matmul(self.left.T, self.right, out=given)
+        np.subtract(self.error, given, out=self.error)
+
+    def take(self, vector: Vector) -> None:
+        """G <- P Q^T."""
+        multiply(self.left, self.right, out=self._of(vector))
+        if not np.isfinite(self.right).all():  # on all ranks; it would be in every later sum
+            self._begin_anew()
+
+    def _of(self, vector: Vector) -> Vector:
+        return vector[self.offset : self.offset + self.error.size].reshape(self.error.shape)
+
+    def _begin_anew(self) -> None:
+        draw = np.random.default_rng([_SEED, self.offset])
+        self.right[:] = draw.standard_normal(self.right.shape)
+        self.error[:] = 0
+
+
+def orthonormalise(rows: Vector) -> None:
+    """Overwrite the rows by an orthonormal basis of a space that has them all.
+
+    By Householder's reflections, v being the mirror:  a <- a - 2 v (v.a) / (v.v). A row that is
+    zero, or depends on others, becomes some direction outside of theirs; so a factor that has once
+    been zero does not stay so. Every rank must find the same bits, and LAPACK's depend on the
+    processor: here are only operations that round alike everywhere, in one order.
+
+    >>> rows = np.array([[0.0, 0.0, -2.0], [0.0, 3.0, 1.0]])
+    >>> orthonormalise(rows)
+    >>> np.abs(rows).round(9)
+    array([[0., 0., 1.],
+           [0., 1., 0.]])
+    """
+    work = rows.astype(np.float64)
+    largest = np.abs(work).max(axis=1, keepdims=True)
+    work /= np.where(largest, largest, 1.0)  # or squares of small numbers would vanish
+    mirrors = []
+    for at in range(len(work)):
+        mirror = work[at, at:].copy()
+        mirror[0] += np.copysign(np.sqrt((mirror * mirror).sum()), mirror[0])
+        _reflect(work[at + 1 :, at:], mirror)
+        mirrors.append(mirror)
+    work[:] = np.eye(*work.shape)
+    for at in reversed(range(len(work))):
+        _reflect(work[at:, at:], mirrors[at])
+    rows[:] = work
+
+
+def _reflect(rows: Vector, mirror: Vector) -> None:
+    square = (mirror * mirror).sum()
+    if square != 0:  # what is not a number must go on as such
+        rows -= (2 / square * (rows * mirror).sum(axis=1))[:, None] * mirror
+
+
+def multiply(left: Vector, right: Vector, out: Vector) -> None:
+    """Write left^T right to `out`, with the same bits on every rank.
+
+    Those of BLAS depend on the processor and the number of threads (OpenBLAS 0.3.31 does), and
+    replicas that differ in a bit drift apart. So the outer products are added one after another.
+
+    >>> out = np.empty((2, 3))
+    >>> multiply(np.array([[1.0, 2.0]]), np.array([[3.0, 4.0, 5.0]]), out)
+    >>> out
+    array([[ 3.,  4.,  5.],
+           [ 6.,  8., 10.]])
+    """
+    step = max(1, _CHUNK // out.shape[1])
+    scratch = np.empty_like(out[:step])
+    for first in range(0, len(out), step):
+        piece, columns = out[first : first + step], left[:, first : first + step, None]
+        np.multiply(columns[0], right[0], out=piece)
+        for column, row in zip(columns[1:], right[1:], strict=True):
+            piece += np.multiply(column, row, out=scratch[: len(piece)])
+
+
+def _shape(entry: Entry) -> tuple[int, int]:
+    rows = entry.shape[0] if entry.shape else 1
+    return rows, entry.size // max(rows, 1)
+
+
+def _is_worth_it(entry: Entry, factor_rank: int) -> bool:
+    """Whether the factors have fewer numbers than the matrix; then both its sides are longer."""
+    return entry.size > factor_rank * sum(_shape(entry))
+
+
+def _place(entry: Entry) -> slice:
+    return slice(entry.offset, entry.offset + entry.size)
+
+
+def _make_buffer(world: World, layout: Layout) -> Vector:
+    """Memory to be summed; where there is nothing to sum, nothing is asked of the world."""
+    if not layout.size:
+        return aligned_zeros(0, layout.dtype)
+    return world.make_buffer(layout.size, layout.dtype)

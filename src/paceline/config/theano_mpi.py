@@ -1,0 +1,139 @@
+"""The config files of Theano-MPI, read as settings of today."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.config.reading import combine, read_yaml
+from paceline.config.run import RunConfig
+from paceline.config.safe_yaml import show
+from paceline.config.theano_mpi_keys import KEYS, MODES, Known, Told
+from paceline.errors import ConfigError
+
+_MARKS = {"sync_rule", "sync_start", "avg_freq", "sync_freq", "exch_strategy", "n_epochs", *MODES}
+"""Keys that no run file of today has: one of them tells that a file is old."""
+
+
+class Translation(NamedTuple):
+    """Settings of today, and a line for each old key that says what became of it."""
+
+    settings: dict[str, Any]
+    lines: tuple[str, ...] = ()
+
+
+def read_run_file(path: Path, given: Mapping[str, Any]) -> Translation:
+    """The settings in a YAML file, today's or of Theano-MPI.
+
+    `given` is what the command line says beside it. As there, the settings of the model may stand
+    in a file of its name beside the config: `name: alexnet` and alexnet.yaml.
+    """
+    content = read_yaml(path)
+    if not is_old(content):
+        return Translation(content)
+    name = content.get("name")
+    beside = path.with_name(f"{name}.yaml") if _is_word(name) else path
+    model = read_yaml(beside) if beside != path and beside.is_file() else {}
+    both = model if is_old(model) else {}
+    settings, lines = translate(content | both, given)
+    files = f"{path} and {beside.name} have" if both else f"{path} has"
+    return Translation(settings, (f"{files} the settings of Theano-MPI; today they are:", *lines))
+
+
+def is_old(content: Mapping[str, Any]) -> bool:
+    """Whether these are settings of Theano-MPI."""
+    return bool(_MARKS & set(content))
+
+
+def translate(content: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Translation:
+    """Settings of Theano-MPI as settings of today; all faults reported at once.
+
+    Settings of today may stand beside them, as long as no two say the same thing.
+
+    >>> translate({"sync_rule": "EASGD", "avg_freq": 2}).settings
+    {'rule': {'name': 'easgd', 'every': 2}}
+    """
+    content = {key: value for key, value in content.items() if value is not None}
+    new = combine({key: content[key] for key in content if key in RunConfig.model_fields})
+    old = {key: value for key, value in content.items() if key not in new}
+    outside = combine(given or {})
+    beside = {*new, *_dotted(new)}
+    known = Known(old, frozenset(beside | {*outside, *_dotted(outside)}))
+    told, faults = _read(known)
+    faults += _find_doubles(told, beside)
+    if faults:
+        raise ConfigError("; ".join(faults))
+    found = {name: value for one in told.values() for name, value in one.settings.items()}
+    for section, usual in (("rule", known.rule.lower()), ("optimizer", "sgd")):
+        if any(name.startswith(f"{section}.") for name in found):
+            found = {f"{section}.name": usual} | found
+    settings = combine(*(_nested(name, value) for name, value in found.items()), new)
+    used = sorted(told, key=lambda key: not told[key].settings)  # what counts first
+    lines = [_tell(key, old[key], told[key], {*_dotted(outside)}) for key in used]
+    return Translation(settings, tuple(lines))
+
+
+def _read(known: Known) -> tuple[dict[str, Told], list[str]]:
+    """What became of each key, and what is wrong."""
+    told: dict[str, Told] = {}
+    faults = []
+    for key, value in known.old.items():
+        try:
+            if key not in KEYS:
+                raise ConfigError(_explain_unknown(key))
+            told[key] = KEYS[key](key, value, known)
+        except ConfigError as error:
+            faults.append(str(error))
+    return told, faults
+
+
+def _explain_unknown(key: Any) -> str:
+    near = difflib.get_close_matches(str(key)[:60], [*KEYS, *RunConfig.model_fields], 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{show(key)} is not a setting of Theano-MPI, nor of today{hint}"
+
+
+def _find_doubles(told: Mapping[str, Told], beside: set[str]) -> list[str]:
+    """Settings that two keys give, and not alike."""
+    faults = []
+    first: dict[str, str] = {}
+    for key, one in told.items():
+        for name, value in one.settings.items():
+            if name in beside:
+                faults.append(f"{key} and {name} say the same thing; leave one of them out")
+            elif value != told[first.setdefault(name, key)].settings[name]:
+                faults.append(f"{first[name]} and {key} give two values for {name}; leave one out")
+    return faults
+
+
+def _tell(key: str, value: Any, told: Told, outside: set[str]) -> str:
+    today = ", ".join(f"{name}: {_written(value)}" for name, value in told.settings.items())
+    notes = [told.why] if told.why else []
+    if outside & told.settings.keys():
+        notes.append("the command line says otherwise")
+    arrow = f" -> {today}" if today else ""
+    return f"{key}: {_written(value)}{arrow}" + (f" ({'; '.join(notes)})" if notes else "")
+
+
+def _written(value: Any) -> str:
+    return value if isinstance(value, str) and value.isprintable() else show(value)
+
+
+def _is_word(name: Any) -> bool:
+    return isinstance(name, str) and name.isidentifier() and name.isascii()
+
+
+def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _dotted(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _nested(name: str, value: Any) -> dict[str, Any]:
+    for part in reversed(name.split(".")):
+        value = {part: value}
+    return dict(value)

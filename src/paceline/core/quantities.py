@@ -1,0 +1,88 @@
+"""Times and amounts of memory as people write them, and as schedulers do."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from paceline.errors import ConfigError
+
+_MEGABYTES = {"M": 1, "G": 1024, "T": 1024**2}
+
+
+def read_time(text: str) -> int:
+    """Seconds, of a time with a unit as `--max-time` has it, or of a clock's with or without days.
+
+    >>> read_time("90m"), read_time("02:30:00"), read_time("1-12:00:00")
+    (5400, 9000, 129600)
+    """
+    clock = re.fullmatch(r"(?:(\d+)-)?(\d+):([0-5]\d):([0-5]\d)", text, re.ASCII)
+    if clock:
+        days, hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+        found = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    else:
+        try:
+            found = round(Period.parse(text).seconds or 0)
+        except ConfigError as error:
+            raise ValueError(text) from error
+    if found < 1:
+        raise ValueError(text)
+    return found
+
+
+def read_memory(text: str) -> int:
+    """Megabytes (of 1024 times 1024 bytes).
+
+    >>> read_memory("500M"), read_memory("1.5G")
+    (500, 1536)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([MGT])B?", text, re.ASCII)
+    found = round(float(match[1]) * _MEGABYTES[match[2]]) if match else 0
+    if found < 1:
+        raise ValueError(text)
+    return found
+
+
+def show_clock(seconds: int) -> str:
+    """Hours, minutes and seconds; every scheduler takes more than 24 hours.
+
+    >>> show_clock(129600)
+    '36:00:00'
+    """
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest:02d}"
+
+
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True)
+class Period:
+    """Steps, seconds, or neither: then only the end of an epoch brings the replicas together.
+
+    >>> Period.parse(8).is_over(steps=8, seconds=0.1), Period.parse("2m").is_over(3, 90.0)
+    (True, False)
+    """
+
+    steps: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def parse(cls, every: int | str) -> Period:
+        """From `epoch`, a number of steps, or a time as "10s", "2m", "1h"."""
+        if every == "epoch":
+            return cls()
+        if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
+            return cls(steps=every)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", every) if isinstance(every, str) else None
+        if match and float(match[1]) > 0:
+            return cls(seconds=float(match[1]) * _SECONDS[match[2]])
+        raise ConfigError(
+            f'rule.every is {every!r}, expected epoch, a number of steps, or a time as "10s"'
+        )
+
+    def is_over(self, steps: int, seconds: float) -> bool:
+        """Whether that many steps and seconds after the last meeting the next one is due."""
+        if self.steps is not None:
+            return steps >= self.steps
+        return self.seconds is not None and seconds >= self.seconds

@@ -1,0 +1,92 @@
+"""Text lists of files: one per line, with comments and patterns."""
+
+import glob
+import logging
+from pathlib import Path
+
+from paceline.data.files.open_files import files_of
+from paceline.data.formats.numpy_files import find_file
+from paceline.errors import DataError
+
+log = logging.getLogger(__name__)
+
+SUFFIXES = (".list", ".txt")
+
+
+def read_list(name: str) -> list[Path]:
+    """The files that the list names, in its order; those of a pattern sorted.
+
+    Names are relative to the list's own folder or, if there is none of that name, to the current
+    directory.
+    """
+    path = find_file(name)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"{path} is no list of files: {error}; expected one name per line"
+        ) from error
+    files = []
+    for number, line in enumerate(map(str.strip, lines), start=1):
+        if line and not line.startswith("#"):
+            files += _resolve(line, path.parent, f"{path}, line {number}: ")
+    if not files:
+        raise DataError(f"{path} names no file; write one per line")
+    _tell_repeated(files, path)
+    return files
+
+
+def expand_pattern(pattern: str) -> list[Path]:
+    """The files that a pattern like `data/*.h5` matches, sorted."""
+    return _resolve(pattern, Path(), "")
+
+
+def is_pattern(name: str) -> bool:
+    """Whether it is no file itself, and has signs of a pattern."""
+    return glob.has_magic(name) and not exists(Path(name))
+
+
+def exists(path: Path) -> bool:
+    """Whether there is such a file or folder; a name that nothing can have is none."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
+def one_kind(paths: list[Path], name: str) -> str:
+    """The suffix that all files have."""
+    for path in paths:
+        if path.suffix != paths[0].suffix:
+            raise DataError(
+                f"{name} names {paths[0]} and {path}; all files of a data set must be of one kind"
+            )
+    return paths[0].suffix
+
+
+def _resolve(line: str, folder: Path, place: str) -> list[Path]:
+    for base in (folder, Path()):
+        path = base / line
+        if line.endswith(".npy") and "," in line:
+            path = Path(",".join(str(base / name.strip()) for name in line.split(",")))
+        if all(exists(file) for file in files_of(path)):
+            return [path]
+        if is_pattern(str(path)):
+            found = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207  absolute, too
+            if found:
+                return [Path(file) for file in found]
+    what = "no file matches" if glob.has_magic(line) else "there is no file"
+    places = dict.fromkeys(str(base.absolute()) for base in (folder, Path()))
+    where = "" if Path(line).is_absolute() else f" in {' or '.join(places)}"
+    raise DataError(f"{place}{what} {line}{where}; check the path")
+
+
+def _tell_repeated(files: list[Path], path: Path) -> None:
+    repeated = len(files) - len(set(files))
+    if repeated:
+        log.warning(
+            "%s names %d file%s more than once: their samples come as often",
+            path,
+            repeated,
+            "s" * (repeated > 1),
+        )

@@ -1,0 +1,226 @@
+"""Arrays in .npy and .npz files. Whatever is wrong with a file is a DataError that names it."""
+
+import math
+import os
+import stat
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy_format
+
+from paceline.core.user_code import describe_failure
+from paceline.data.files.file_guard import WatchedFile
+from paceline.data.files.keys import Keys, choose_keys, missing_names
+from paceline.data.number_types import LONG_DOUBLES, NO_LONG_DOUBLES, NUMBERS
+from paceline.errors import DataError, PacelineError
+
+NPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK"
+_HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]]] = {
+    (1, 0): npy_format.read_array_header_1_0,
+    (2, 0): npy_format.read_array_header_2_0,
+}
+
+
+def map_npy(name: str, may_be_empty: bool = False) -> tuple[np.ndarray, WatchedFile]:
+    """The array of a .npy file, left in the file and read when it is used."""
+    path = find_file(name)
+    with _blamed_on(path, "np.save"):
+        file = WatchedFile(path)
+        with path.open("rb") as content:
+            if _starts_with(content, ZIP_MAGIC):
+                raise DataError(f"{path} is an archive of arrays; rename it to .npz")
+            _check_magic(content, str(path), path.suffix, "np.save")
+            shape, dtype = _read_header(content, str(path))
+            _check_room(str(path), shape, dtype, file.size_bytes - content.tell(), "np.save")
+            _check_samples(str(path), shape, may_be_empty)
+        if 0 in shape:  # nothing that could be mapped
+            return np.empty(shape, dtype), file
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if not file.is_at(path):
+            raise DataError(f"{path} was replaced while it was opened; start again")
+        file.check()
+    return array, file
+
+
+def read_npz(
+    name: str, keys: Keys | None, may_be_empty: bool = False
+) -> tuple[list[np.ndarray], Keys, WatchedFile]:
+    """The arrays of these names in a .npz file, in memory, and the names that were found."""
+    path = find_file(name)
+    with _blamed_on(path, "np.savez"):
+        file = WatchedFile(path)
+        with path.open("rb") as content:
+            if _starts_with(content, NPY_MAGIC):
+                raise DataError(f"{path} holds a single array, not an archive; rename it to .npy")
+            _check_magic(content, str(path), path.suffix, "np.savez", ZIP_MAGIC)
+            with zipfile.ZipFile(content) as archive:
+                keys, members = _find_members(archive, path, keys)
+                _check_memory(members, path)
+                arrays = [
+                    _read_member(archive, info, f"{key} in {path}", may_be_empty)
+                    for key, info in members
+                ]
+        file.check()
+        file.copied = True
+    return arrays, keys, file
+
+
+def look_into_npz(
+    name: str, keys: Keys | None
+) -> tuple[list[tuple[tuple[int, ...], np.dtype]], Keys]:
+    """Shape and type of the arrays of these names in a .npz file, which are not unpacked."""
+    path = find_file(name)
+    found = []
+    with _blamed_on(path, "np.savez"), zipfile.ZipFile(path) as archive:
+        keys, members = _find_members(archive, path, keys)
+        for key, info in members:
+            with archive.open(info) as content:
+                _check_magic(content, f"{key} in {path}", "array", "np.savez")
+                found.append(_read_header(content, f"{key} in {path}"))
+    return found, keys
+
+
+def find_file(name: str) -> Path:
+    """The file of this name, which is there and holds something."""
+    try:
+        path = Path(name).expanduser()
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"there is no file {path}; check the path{_from_here(path)}") from None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, forbidden, no such ~user
+        raise DataError(f"{name} cannot be opened: {describe_failure(error)}") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise DataError(f"{path} is a directory; name the file in it")
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{path} is a pipe or device; expected a file, which can be read twice")
+    if found.st_size == 0:
+        raise DataError(f"{path} is empty; write it again")
+    return path
+
+
+def _from_here(path: Path) -> str:
+    if path.is_absolute():
+        return ""
+    try:
+        return f" (from {Path.cwd()})"
+    except FileNotFoundError:
+        return " (the current directory is gone)"
+
+
+@contextmanager
+def _blamed_on(path: Path, writer: str) -> Iterator[None]:
+    """A damaged file may make numpy and zipfile raise anything at all."""
+    try:
+        yield
+    except PacelineError:
+        raise
+    except PermissionError as error:
+        raise DataError(f"{path} may not be read by this user; change its permissions") from error
+    except MemoryError as error:
+        raise DataError(f"{path} does not fit into memory; {_SAVE_AS_NPY}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {describe_failure(error)}") from error
+    except Exception as error:
+        raise _damaged(str(path), describe_failure(error), writer) from error
+
+
+_SAVE_AS_NPY = "save it as X.npy and Y.npy, which are read bit by bit"
+
+
+def _damaged(origin: str, what: str, writer: str) -> DataError:
+    return DataError(f"{origin} is truncated or damaged ({what}); write it again with {writer}")
+
+
+def _starts_with(content: IO[bytes], magic: bytes) -> bool:
+    start = content.read(len(magic))
+    content.seek(0)
+    return start == magic
+
+
+def _check_magic(
+    content: IO[bytes], origin: str, kind: str, writer: str, magic: bytes = NPY_MAGIC
+) -> None:
+    if not _starts_with(content, magic):
+        raise DataError(f"{origin} is no {kind} file; write it with {writer}")
+
+
+def _read_header(content: IO[bytes], origin: str) -> tuple[tuple[int, ...], np.dtype]:
+    version = npy_format.read_magic(content)
+    if version not in _HEADERS:  # 3.0 is for records whose fields have names in Unicode
+        raise DataError(f"{origin} is in .npy format {version}, expected (1, 0) or (2, 0)")
+    shape, _, dtype = _HEADERS[version](content)
+    if dtype.hasobject:
+        raise DataError(
+            f"{origin} holds Python objects, which are not read as they could run code; "
+            "save arrays of numbers, all samples of one shape"
+        )
+    if dtype.kind not in NUMBERS:
+        raise DataError(f"{origin} holds values of type {dtype}, expected numbers")
+    if dtype.char in LONG_DOUBLES:
+        raise DataError(f"{origin} holds values of type {dtype}, {NO_LONG_DOUBLES}")
+    return shape, dtype
+
+
+def _check_room(
+    origin: str, shape: tuple[int, ...], dtype: np.dtype, room_bytes: int, writer: str
+) -> None:
+    """The file must hold what its header claims, before anything of that size is made."""
+    wanted_bytes = math.prod(shape) * dtype.itemsize
+    if any(side < 0 for side in shape) or wanted_bytes > room_bytes:
+        what = f"its header claims {dtype} of shape {shape}, {wanted_bytes} bytes, "
+        raise _damaged(origin, f"{what}and {room_bytes} follow", writer)
+
+
+def _check_samples(origin: str, shape: tuple[int, ...], may_be_empty: bool) -> None:
+    """A file of several may be empty."""
+    if shape and shape[0] == 0:
+        if may_be_empty:
+            return
+        raise DataError(f"{origin} holds no samples: its shape is {shape}; expected at least 1")
+    if 0 in shape:
+        raise DataError(f"{origin} has samples of no size: its shape is {shape}; expected numbers")
+
+
+def _find_members(
+    archive: zipfile.ZipFile, path: Path, keys: Keys | None
+) -> tuple[Keys, list[tuple[str, zipfile.ZipInfo]]]:
+    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    keys = choose_keys(members, keys, path, "array")
+    missing = [name for name in keys.names() if name not in members]
+    if missing:
+        raise missing_names(missing, members, path, "array")
+    return keys, [(name, members[name]) for name in keys.names()]
+
+
+def _check_memory(members: list[tuple[str, zipfile.ZipInfo]], path: Path) -> None:
+    unpacked_bytes = sum(info.file_size for info in dict(members).values())
+    if unpacked_bytes > _memory_bytes():
+        raise DataError(
+            f"{path} unpacks to {unpacked_bytes} bytes, and this machine has {_memory_bytes()} "
+            f"bytes of memory; {_SAVE_AS_NPY}"
+        )
+
+
+def _read_member(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, origin: str, may_be_empty: bool
+) -> np.ndarray:
+    with archive.open(info) as content:
+        _check_magic(content, origin, "array", "np.savez")
+        shape, dtype = _read_header(content, origin)
+        _check_room(origin, shape, dtype, info.file_size - content.tell(), "np.savez")
+        _check_samples(origin, shape, may_be_empty)
+        content.seek(0)
+        array: np.ndarray = npy_format.read_array(content, allow_pickle=False)
+        if content.read(1):
+            raise _damaged(
+                origin, f"more follows the {array.nbytes} bytes of its array", "np.savez"
+            )
+    return array
+
+
+def _memory_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,106 @@
+"""What is left of an epoch that was interrupted, and how it is dealt to the ranks that go on.
+
+An epoch that nothing interrupts is one leg: all its samples, dealt to so many ranks in batches of
+one size. A run that goes on with as many ranks goes on in the same leg. With another number, or
+another size of batch, what nobody has taken becomes a leg of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.data.sampling.shards import Plan, Shard, check_enough, plan_steps, smallest_step
+from paceline.errors import CheckpointError
+
+Ranges = tuple[tuple[int, int | None], ...]
+"""Places in the order of an epoch, from the first up to the second; None is the end of a stream."""
+
+
+@dataclass(frozen=True)
+class Leg:
+    """Samples of one epoch, dealt to `size` ranks in batches of `batch_size`."""
+
+    size: int
+    batch_size: int
+    ranges: Ranges | None = None
+    """Which of the epoch's samples; None: all of them."""
+
+    @property
+    def first(self) -> int:
+        """Where in a stream it begins."""
+        return self.ranges[0][0] if self.ranges else 0
+
+    def plan(self, samples: int) -> Plan:
+        """The steps of this leg in an epoch of so many samples."""
+        if self.ranges is None:
+            return plan_steps(samples, self.size, self.batch_size)
+        left = sum(last - first for first, last in _bounded(self.ranges, samples))
+        few = left < smallest_step(self.size, self.batch_size)
+        return Plan(left, self.size, self.batch_size, sharers=max(1, left // 2) if few else None)
+
+    def pick(self, order: np.ndarray) -> np.ndarray:
+        """Of the order of the whole epoch, that of this leg."""
+        if self.ranges is None:
+            return order
+        parts = [order[first:last] for first, last in _bounded(self.ranges, len(order))]
+        return np.concatenate(parts) if parts else order[:0]
+
+    def batches(self, samples: int, rank: int) -> int:
+        """How many batches the rank takes in it."""
+        plan = self.plan(samples)
+        idle = plan.sharers is not None and rank >= plan.sharers
+        return 0 if idle or not plan.samples else len(plan)
+
+    def rest(self, samples: int | None, taken: Sequence[int]) -> Ranges:
+        """What is left when each rank has taken so many batches; `samples` is None for a stream.
+
+        >>> Leg(2, 5).rest(23, [1, 1])
+        ((10, 23),)
+        >>> Leg(2, 5).rest(23, [1, 2])
+        ((10, 17),)
+        """
+        if len(taken) != self.size:
+            raise CheckpointError(f"{len(taken)} ranks took batches of a leg for {self.size}")
+        if samples is None:
+            return ((self._place_in_stream(taken), None),)
+        places = self.pick(np.arange(samples))
+        plan, left = self.plan(samples), np.zeros(len(places), bool)
+        for rank, done in enumerate(taken):
+            for step in range(done, len(plan) if len(places) else 0):
+                begin, end = plan.bounds(step, rank)
+                left[begin:end] = True
+        return _runs(places[left])
+
+    def enter_stream(self, taken: int) -> int:
+        """How many samples of a stream come before the batch that follows `taken` ones."""
+        return self.first + taken * self.size * self.batch_size
+
+    def _place_in_stream(self, taken: Sequence[int]) -> int:
+        if len(set(taken)) > 1:
+            raise CheckpointError(
+                "the ranks were at different places of a stream, so no other number of ranks can "
+                f"go on from there; start {self.size} ranks"
+            )
+        return self.enter_stream(taken[0])
+
+
+def check_leg(leg: Leg, shard: Shard, samples: int) -> None:
+    """A whole epoch needs a sample for each rank; what is left of one need not have that."""
+    assert leg.size == shard.size, "a leg is dealt to all ranks"
+    if leg.ranges is None:
+        check_enough(samples, leg.size)
+
+
+def _bounded(ranges: Ranges, samples: int) -> list[tuple[int, int]]:
+    return [(first, samples if last is None else min(last, samples)) for first, last in ranges]
+
+
+def _runs(places: np.ndarray) -> Ranges:
+    """Ascending places as ranges."""
+    if not len(places):
+        return ()
+    breaks = np.flatnonzero(np.diff(places) != 1)
+    firsts = places[np.concatenate([[0], breaks + 1])]
+    lasts = places[np.concatenate([breaks, [len(places) - 1]])] + 1
+    return tuple(zip(firsts.tolist(), lasts.tolist(), strict=True))

@@ -1,0 +1,284 @@
+"""A model as named arrays and nothing else: read from and written to plain files.
+
+Arrays are kept as bytes beside the name of their type, since models have types that numpy does not
+know (bfloat16).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+from safetensors import safe_open
+
+from paceline.core.files import sync_folder
+from paceline.core.regular_files import check_regular
+from paceline.core.safetensors import CHUNK_BYTES, DTYPES, Array
+from paceline.errors import CheckpointError, ConfigError, OutputError
+
+CODES = {
+    **DTYPES,
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+"""Types by the names that numpy and torch give them, and what safetensors calls them."""
+UNKNOWN_TO_NUMPY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+"""Bytes of each number."""
+KINDS = {code: kind for kind, code in CODES.items()}
+
+
+class PlainArray(NamedTuple):
+    """One array: the name of its type, its shape, and its bytes in the usual order."""
+
+    kind: str
+    shape: tuple[int, ...]
+    octets: Array
+
+    @classmethod
+    def of(cls, array: Array) -> PlainArray:
+        """A numpy array; what follows does not share its memory unless it is contiguous."""
+        plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        return cls(array.dtype.name, array.shape, plain.reshape(-1).view(np.uint8))
+
+    def to_numpy(self) -> Array:
+        """A ValueError if numpy has no such type."""
+        if self.kind in UNKNOWN_TO_NUMPY:
+            raise ValueError(f"numpy has no {self.kind}")
+        dtype = np.dtype(self.kind).newbyteorder("<")
+        return self.octets.view(dtype).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class PlainModel:
+    """Arrays by name; `aliases` are further names of some of them (tied weights)."""
+
+    arrays: Mapping[str, PlainArray]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    framework: str = "np"
+    """As safetensors files name it: pt, np; or keras."""
+    architecture: str | None = None
+    """In Keras' JSON, where it is known."""
+
+    @property
+    def values(self) -> int:
+        """How many numbers there are; tied ones count once."""
+        return sum(math.prod(array.shape) for array in self.arrays.values())
+
+    def write(self, path: Path) -> None:
+        """Write it in the format that the name's suffix tells, whole or not at all."""
+        _write_whole(path, lambda file: WRITERS[path.suffix](self, file))
+
+
+def copy_file(source: Path, path: Path) -> None:
+    """The same file in another place, whole or not at all."""
+
+    def copy(file: BinaryIO) -> None:
+        with source.open("rb") as original:
+            shutil.copyfileobj(original, file, CHUNK_BYTES)
+
+    _write_whole(path, copy)
+
+
+def _write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}. Choose a place that you can "
+            "write to, with room for the model."
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def item_bytes(kind: str) -> int:
+    """Of one number of this type; a ValueError if the type is unknown."""
+    try:
+        return UNKNOWN_TO_NUMPY.get(kind) or np.dtype(kind).itemsize
+    except TypeError:
+        raise ValueError(f"the type {kind} is unknown") from None
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a name that tells no format in which a model can be written."""
+    if path.suffix not in WRITERS:
+        raise ConfigError(
+            f"{path} has the suffix '{path.suffix}', expected one of {', '.join(WRITERS)}: it "
+            "tells the format"
+        )
+
+
+def read_model(path: Path) -> PlainModel:
+    """A model that a run has saved."""
+    try:
+        check_regular(path)
+        return READERS[path.suffix](path)
+    except OSError as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error.strerror or error}. Export a checkpoint instead: "
+            "--checkpoint"
+        ) from error
+    except ValueError as error:
+        raise CheckpointError(
+            f"{path} is damaged: {error}. Export a checkpoint instead: --checkpoint"
+        ) from error
+
+
+def _read_safetensors(path: Path) -> PlainModel:
+    """The arrays stay in the file until they are looked at."""
+    try:
+        with safe_open(path, framework="numpy") as file:  # compares header and length
+            metadata = dict(file.metadata() or {})
+    except OSError:
+        raise
+    except Exception as error:  # the parser has many, and all of them blame the file
+        raise ValueError(f"it is not a safetensors file: {error}") from error
+    with path.open("rb") as raw:
+        length = int.from_bytes(raw.read(8), "little")
+        header = json.loads(raw.read(length))
+    header.pop("__metadata__", None)
+    begin = 8 + length
+    empty = path.stat().st_size == begin  # which cannot be mapped
+    octets = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r", offset=begin)
+    arrays = {}
+    for name, entry in header.items():
+        if entry["dtype"] not in KINDS:
+            raise ValueError(f"'{name}' has the unknown type {entry['dtype']}")
+        first, last = entry["data_offsets"]
+        arrays[name] = PlainArray(
+            KINDS[entry["dtype"]], tuple(entry["shape"]), octets[first:last].view(np.ndarray)
+        )
+    framework = metadata.pop("format", "np")
+    aliases = {name: of for name, of in metadata.items() if of in arrays and name not in arrays}
+    return PlainModel(arrays, aliases, framework)
+
+
+def _read_npz(path: Path) -> PlainModel:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return PlainModel({name: PlainArray.of(file[name]) for name in file.files})
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, AttributeError) as error:
+        raise ValueError(f"it is not an .npz file: {error}") from error
+
+
+def _read_keras(path: Path) -> PlainModel:
+    from paceline.frameworks.keras.model_files import load_model
+
+    try:
+        model = load_model(path)
+    except ConfigError as error:
+        raise ConfigError(
+            f"{error}. To export it: as .keras, or from a checkpoint (--checkpoint)"
+        ) from error
+    from paceline.frameworks.keras.keras_export import describe_architecture, named_arrays
+
+    arrays = {name: PlainArray.of(values) for name, values in named_arrays(model).items()}
+    return PlainModel(arrays, {}, "keras", describe_architecture(model))
+
+
+def _write_keras(model: PlainModel, file: BinaryIO) -> None:
+    if model.framework != "keras":
+        raise ConfigError(
+            ".keras holds a Keras model with its layers, and this run's model is none of Keras; "
+            "choose .safetensors, .pt or .npz"
+        )
+    if model.architecture is None:
+        raise ConfigError(
+            "the model does not tell its architecture (it has no get_config), which .keras holds; "
+            "choose .safetensors or .npz"
+        )
+    from paceline.frameworks.keras.model_files import import_keras
+
+    import_keras()  # quietly, with a backend that is there
+    from paceline.frameworks.keras.keras_export import write_model
+
+    write_model(model.architecture, model.arrays, file)
+
+
+def _write_safetensors(model: PlainModel, file: BinaryIO) -> None:
+    form = "np" if model.framework == "keras" else model.framework
+    header: dict[str, object] = {"__metadata__": {"format": form, **model.aliases}}
+    # As the format's own writer has it, the widest come first: then all are aligned.
+    widest_first = sorted(model.arrays.items(), key=lambda item: -item_bytes(item[1].kind))
+    begin = 0
+    for name, array in widest_first:
+        if array.kind not in CODES:
+            raise _refusal(name, array.kind, ".safetensors")
+        end = begin + array.octets.size
+        header[name] = {
+            "dtype": CODES[array.kind],
+            "shape": array.shape,
+            "data_offsets": (begin, end),
+        }
+        begin = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(len(text).to_bytes(8, "little") + text)
+    for _, array in widest_first:
+        for first in range(0, array.octets.size, CHUNK_BYTES):
+            file.write(array.octets[first : first + CHUNK_BYTES].data)
+
+
+def _write_npz(model: PlainModel, file: BinaryIO) -> None:
+    """Every name of a tied array gets it: numpy's files know no sharing."""
+    named = {name: name for name in model.arrays} | dict(model.aliases)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, of in named.items():
+            try:
+                array = model.arrays[of].to_numpy()
+            except ValueError:
+                raise _refusal(name, model.arrays[of].kind, ".npz") from None
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _write_pt(model: PlainModel, file: BinaryIO) -> None:
+    try:
+        from paceline.frameworks.torch.torch_export import write_state_dict
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f".pt is a format of torch, which is not installed here ({error}); export .safetensors "
+            "or .npz, or install it: pip install 'paceline[torch]'"
+        ) from None
+    try:
+        write_state_dict(model.arrays, model.aliases, file)
+    except TypeError as error:
+        raise ConfigError(f"{error}; choose .npz") from None
+
+
+def _refusal(name: str, kind: str, suffix: str) -> ConfigError:
+    others = " or ".join(other for other in WRITERS if other not in (suffix, ".keras"))
+    return ConfigError(f"'{name}' is {kind}, which {suffix} cannot hold; choose {others}")
+
+
+READERS: dict[str, Callable[[Path], PlainModel]] = {
+    ".safetensors": _read_safetensors,
+    ".npz": _read_npz,
+    ".keras": _read_keras,
+}
+WRITERS: dict[str, Callable[[PlainModel, BinaryIO], None]] = {
+    ".safetensors": _write_safetensors,
+    ".pt": _write_pt,
+    ".npz": _write_npz,
+    ".keras": _write_keras,
+}
+"""By the suffix that tells the format."""

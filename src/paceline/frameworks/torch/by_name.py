@@ -1,0 +1,178 @@
+"""Optimizers and losses of torch by name."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+
+from paceline.core.user_code import describe_failure
+from paceline.errors import ConfigError, DataError
+
+LossFunction = Callable[[Any, Any], torch.Tensor]
+
+NO_LABEL = -100
+"""Torch's own mark for a place without a label, as padding is."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A mean loss, and what its targets are: classes, values of the outputs' shape, or unknown."""
+
+    function: LossFunction
+    targets: Literal["classes", "values", "unknown"]
+
+    def __call__(self, outputs: Any, targets: Any) -> torch.Tensor:
+        return self.function(outputs, self.fit(outputs, targets))
+
+    def check(self, targets: Any) -> None:
+        """Refuse targets that this loss cannot be computed from."""
+        if self.targets == "unknown":
+            return
+        if targets is None:
+            raise DataError(
+                "the data has no targets, and the loss needs them; set data.keys, or "
+                "give x.npy,y.npy or (x, y)"
+            )
+        floats = isinstance(targets, torch.Tensor) and targets.is_floating_point()
+        if self.targets == "classes" and floats and targets.dim() == 1:
+            raise DataError(f"labels are {targets.dtype}, and this loss needs whole numbers")
+
+    def fit(self, outputs: Any, targets: Any) -> Any:
+        """Targets in the form of the outputs where only the form differs.
+
+        Classes in a column are classes. Values in a row against outputs in a column would broadcast
+        to a square without a word. Targets of an unknown loss are the user's own affair.
+        """
+        if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            return targets
+        if self.targets == "classes" and outputs.dim() == targets.dim() == 2:
+            if targets.shape[1] == 1 < outputs.shape[1]:
+                return targets.squeeze(1)
+        elif self.targets == "values" and outputs.shape == (*targets.shape, 1):
+            targets = targets.unsqueeze(-1)
+        if self.targets != "unknown" and targets.shape == outputs.shape:
+            return targets.to(outputs.dtype)  # 0/1 integers, one-hot
+        return targets
+
+    def count_correct(self, outputs: Any, targets: Any) -> dict[str, float]:
+        """How many of the outputs name the right class, where targets are classes."""
+        targets = self.fit(outputs, targets)
+        if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
+            return {}
+        if not targets.is_floating_point() and outputs.dim() == targets.dim() + 1:
+            right = (outputs.argmax(1) == targets)[targets != NO_LABEL]
+        elif self.targets == "classes" and outputs.shape == targets.shape:
+            right = outputs.argmax(1) == targets.argmax(1)  # probabilities of classes
+        else:
+            return {}
+        return {"correct": float(right.sum()), "counted": float(right.numel())}
+
+
+_CROSS_ENTROPY = Loss(F.cross_entropy, "classes")
+
+LOSSES: dict[str, Loss] = {
+    "cross_entropy": _CROSS_ENTROPY,
+    "categorical_crossentropy": _CROSS_ENTROPY,
+    "sparse_categorical_crossentropy": _CROSS_ENTROPY,
+    "nll": Loss(F.nll_loss, "classes"),
+    "binary_crossentropy": Loss(F.binary_cross_entropy_with_logits, "values"),
+    "mse": Loss(F.mse_loss, "values"),
+    "mae": Loss(F.l1_loss, "values"),
+    "huber": Loss(F.huber_loss, "values"),
+}
+
+_OPTIMIZERS: dict[str, Any] = {
+    name.lower(): value
+    for name, value in vars(torch.optim).items()
+    if inspect.isclass(value)
+    and issubclass(value, torch.optim.Optimizer)
+    and value is not torch.optim.Optimizer
+}
+
+_UNFIT = {
+    "lbfgs": "it asks for several gradients per step",
+    "sparseadam": "gradients are exchanged dense; use adam",
+}
+
+_NOT_SETTINGS = ("self", "params", "named_parameters")
+
+
+def find_loss(loss: str | LossFunction) -> Loss:
+    """A loss from its name, or of a function: `loss(outputs, targets)` is a mean over samples."""
+    if callable(loss):
+        return Loss(loss, "unknown")
+    if not isinstance(loss, str):
+        raise ConfigError(
+            f"loss is {loss!s:.100}, expected a name or a function; one for each output is for "
+            "models of Keras"
+        )
+    if loss not in LOSSES:
+        raise ConfigError(
+            f"loss is '{loss:.100}', expected one of: {', '.join(LOSSES)}{_near(loss)}"
+        )
+    return LOSSES[loss]
+
+
+def make_optimizer(
+    spec: Mapping[str, Any] | Callable[..., torch.optim.Optimizer],
+    parameters: Iterable[torch.nn.Parameter],
+) -> torch.optim.Optimizer:
+    """An optimizer from `{"name": "adam", "lr": ..., ...}`, or from a function of the parameters.
+
+    The name is any class of torch.optim, in any case; the other keys are its own arguments.
+    """
+    if callable(spec):
+        return spec(parameters)
+    settings = {key: value for key, value in spec.items() if key != "name" and value is not None}
+    name = str(spec["name"])
+    kind = _OPTIMIZERS.get(name.lower())
+    if kind is None:
+        valid = ", ".join(sorted(_OPTIMIZERS))
+        raise ConfigError(f"optimizer is '{name:.100}', expected one of: {valid}{_near(name)}")
+    if name.lower() in _UNFIT:
+        raise ConfigError(f"optimizer {name} cannot be used here: {_UNFIT[name.lower()]}")
+    found = inspect.signature(kind).parameters
+    known = {key: found[key] for key in found if key not in _NOT_SETTINGS}
+    unknown = [key for key in settings if key not in known]
+    if unknown:
+        raise ConfigError(
+            f"optimizer {name} has no setting {', '.join(unknown)}; it takes: {', '.join(known)}"
+        )
+    for key, value in settings.items():
+        expected = expected_kind(value, known[key].default)
+        if expected is not None:
+            raise ConfigError(f"optimizer {name}: {key} is {value!r}, expected {expected}")
+    try:
+        return kind(parameters, **settings)
+    except Exception as error:  # each checks its settings in its own way
+        raise ConfigError(f"optimizer {name}: {describe_failure(error)}") from error
+
+
+def expected_kind(value: Any, usual: Any) -> str | None:
+    """In words, what a setting with this default must be; None if it is that. Optimizers look at
+    some of their settings only in a step."""
+    if isinstance(usual, bool):
+        return None if isinstance(value, bool) else "true or false"
+    if isinstance(usual, tuple):
+        several = isinstance(value, tuple | list) and len(value) == len(usual)
+        pairs = zip(value, usual, strict=True) if several else ()
+        fits = several and all(_is_number(item) or own is None for item, own in pairs)
+        return None if fits else f"{len(usual)} numbers"
+    if isinstance(usual, int | float):
+        return None if _is_number(value) else "a number"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
+
+
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), [*LOSSES, *_OPTIMIZERS], n=1)
+    return f". Did you mean '{near[0]}'?" if near else ""

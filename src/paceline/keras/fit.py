@@ -1,0 +1,247 @@
+"""A model that a framework's own `fit` trains, in pace with its peers on the other ranks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.checkpoint.saver import Opened
+from paceline.comm import World
+from paceline.core.vectors import Vector
+from paceline.errors import TrainingError
+from paceline.observe import Stopwatch
+from paceline.rules import Rule
+from paceline.runtime.failure import fail
+from paceline.runtime.watchdog.thread import watched
+from paceline.sync import (
+    Frame,
+    FreeExchange,
+    Meeting,
+    Part,
+    make_exchange,
+    next_number,
+    show_centre,
+)
+from paceline.sync.replicas import average_buffers, start_equal
+
+_log = logging.getLogger("paceline.training")
+
+_SEED_STRIDE = 1_000_003
+"""Between the seeds of two ranks' dropout."""
+
+
+class Limits(NamedTuple):
+    """What ends a run that goes wrong."""
+
+    max_rejected: int
+    """Steps of one rank whose gradients are not finite."""
+    stall_warning_s: float
+    stall_timeout_s: float
+
+
+class FitPace:
+    """Exchanges by a rule where `fit` tells of batches and epochs.
+
+    All ranks end an epoch together, by every rule: one that has fewer batches takes part without
+    samples until the others are through. So all of them see the same figures and decide alike.
+    """
+
+    def __init__(self, world: World, loop: Any, rule: Rule, limits: Limits) -> None:
+        self.world, self._loop = world, loop
+        carried_out: Any = getattr(rule, "carried_out_as", rule)
+        early = getattr(carried_out, "start_after", 0) > 0
+        self.averages_gradients = world.size > 1 and (carried_out.meets == "gradients" or early)
+        loop.reseed(_SEED_STRIDE * world.rank)
+        _share_optimizer(world, loop)
+        start_equal(world, loop)
+        frame = Frame(number=next_number(world), share=False, fail=fail)
+        self._exchange = make_exchange(world, loop, rule, frame)
+        self._watch, self._steps = Stopwatch(), 0
+        self._limits, self._rejected = limits, 0
+        self.stop = False
+        """Whether this rank asks to stop, or has heard that another does."""
+        self._own: Vector | None = None
+
+    def average_gradients(self, samples: float) -> None:
+        """Gradients of so many samples lie in the vector: average them over the ranks.
+
+        In a compiled step that is a thread of the backend's: so waiting is watched here.
+        """
+        weight = samples
+        if not self._loop.scales_loss and not self._loop.gradients_are_finite():
+            self._loop.clear_gradients()
+            weight = 0.0
+            self._note_rejected()
+        part = Part(samples, weight, more=True, stop=self.stop)
+        with self.watched():
+            self._hear(self._exchange.before_step(part, self._watch))
+
+    def after_batch(self, samples: float) -> None:
+        """The optimizer has stepped on so many samples: exchange weights if it is time to."""
+        self._steps += 1
+        part = Part(samples, samples, more=True, stop=self.stop)
+        with self.watched():
+            self._hear(self._exchange.after_step(part, self._watch))
+
+    def end_epoch(self) -> None:
+        """Wait for the others, take part in their steps, and show what all have in common.
+
+        Until `begin_epoch` the model is the rule's centre, or what comes nearest to one.
+        """
+        with self.watched():
+            if isinstance(self._exchange, FreeExchange):
+                self._exchange.pause(lambda: Opened(None, 0), lambda _: self._show_common())
+            else:
+                self._catch_up()
+                self._show_common()
+            average_buffers(self.world, self._loop)
+
+    def begin_epoch(self) -> None:
+        """Go on with this rank's own weights."""
+        if self._own is not None:
+            self._loop.parameters()[:] = self._own
+            self._loop.accept_parameters()
+            self._own = None
+
+    def agree(self, stop: bool) -> bool:
+        """Whether any rank wants to stop; all ask together."""
+        votes = np.array([float(stop or self.stop)])
+        with self.watched():
+            self.world.all_reduce(votes)
+        return bool(votes[0])
+
+    def check_place(self, place: str) -> None:
+        """An error on all ranks if one of them is somewhere else in `fit`."""
+        with self.watched():
+            places = self.world.share(place)
+        for rank, other in enumerate(places):
+            if other != places[0]:
+                raise TrainingError(
+                    f"rank 0 has come to {places[0]} of fit, rank {rank} to {other}; a callback "
+                    "that stops the training belongs into KeepPace(callbacks=[...])"
+                )
+
+    def mean(self, logs: Mapping[str, Any], samples: Mapping[str, float]) -> dict[str, Vector]:
+        """Each figure, a number or an array of them, averaged over the ranks, weighted by the
+        samples behind it."""
+        names = sorted(logs)
+        with self.watched():
+            known = self.world.share([(name, np.shape(logs[name])) for name in names])
+            if any(other != known[0] for other in known):
+                raise TrainingError(
+                    f"the ranks have different figures at the end of the epoch: {known}; compile "
+                    "the model alike on all ranks, and validate on all of them or on none"
+                )
+            figures = [np.asarray(logs[name], float) for name in names]
+            sizes = np.array([figure.size for figure in figures], int)
+            weights = np.repeat([samples[name] for name in names], sizes)
+            flat = np.concatenate([np.empty(0), *(figure.ravel() for figure in figures)])
+            sums = np.concatenate([weights * flat, weights])
+            self.world.all_reduce(sums)
+        totals, counted = np.split(sums, 2)
+        means = totals / np.where(counted, counted, 1.0)
+        pieces = np.split(means, np.cumsum(sizes))[:-1]
+        shaped = zip(names, figures, pieces, strict=True)
+        return {name: piece.reshape(figure.shape) for name, figure, piece in shaped}
+
+    def take_over(self) -> None:
+        """Every rank's model becomes rank 0's."""
+        with self.watched():
+            for vector, accept in (
+                (self._loop.parameters(), self._loop.accept_parameters),
+                (self._loop.buffers(), self._loop.accept_buffers),
+            ):
+                if vector.size:
+                    self.world.broadcast(vector)
+                    accept()
+
+    def leave(self) -> None:
+        """All ranks have ended their last epoch: the model becomes the same everywhere."""
+        self.begin_epoch()
+        with self.watched():
+            if isinstance(self._exchange, FreeExchange):
+                self._exchange.leave(self._watch)
+            show_centre(self._loop, self._exchange)
+            self._exchange.close()
+            average_buffers(self.world, self._loop)
+
+    def abandon(self) -> None:
+        """This rank's `fit` has failed: serve nobody any more."""
+        self._exchange.abandon()
+
+    def watched(self) -> Any:
+        """Around what waits for other ranks."""
+        limits = self._limits.stall_warning_s, self._limits.stall_timeout_s
+        return watched(lambda: (self._watch.laps, self._steps), *limits)
+
+    def _catch_up(self) -> None:
+        """Take part without samples until no rank has a further batch in this epoch."""
+        meeting, taken = None, 0
+        while meeting is None or meeting.more:
+            self._loop.clear_gradients()
+            part = Part(stop=self.stop)
+            meeting = self._exchange.before_step(part, self._watch)
+            if meeting is not None and meeting.more and meeting.weight:
+                self._loop.apply()
+                taken += 1
+            meeting = self._exchange.after_step(part, self._watch) or meeting
+            self._hear(meeting)
+        if self._exchange.alike:
+            self._even_out(taken)
+
+    def _even_out(self, taken: int) -> None:
+        """A step that was taken here may round otherwise than one that `fit` has compiled. So
+        where there was one, all go on from a rank that took none."""
+        counts = self.world.share(taken)
+        if not any(counts):
+            return
+        root, state = counts.index(min(counts)), self._loop.optimizer_state()
+        for array in (self._loop.parameters(), *state.values()):
+            self.world.broadcast(array, root)
+        self._loop.accept_parameters()
+        self._loop.accept_optimizer_state(state)
+
+    def _show_common(self) -> None:
+        common = self._common()
+        if common is not None:
+            self._own = self._loop.parameters().copy()
+            self._loop.parameters()[:] = common
+            self._loop.accept_parameters()
+
+    def _common(self) -> Vector | None:
+        """The rule's centre; of rules without one, whose replicas differ, their weighted mean."""
+        centre = self._exchange.centre()
+        if centre is not None or not self._exchange.free:
+            return centre
+        consensus: Vector = self._loop.parameters() * self._exchange.snapshot()["weight"]
+        self.world.all_reduce(consensus)
+        return consensus
+
+    def _hear(self, meeting: Meeting | None) -> None:
+        self.stop = self.stop or (meeting is not None and meeting.stop)
+
+    def _note_rejected(self) -> None:
+        """Count gradients that were kept out of a step; too many end the run."""
+        self._rejected += 1
+        most = self._limits.max_rejected
+        found = f"a gradient is not finite at step {self._steps + 1} on rank {self.world.rank}"
+        if self._rejected > most:
+            raise TrainingError(
+                f"{found} ({self._rejected} rejected, max_rejected is {most}); look at its batch, "
+                "or lower the learning rate"
+            )
+        _log.warning("%s: rejected (%d of at most %d)", found, self._rejected, most)
+
+
+def _share_optimizer(world: World, loop: Any) -> None:
+    """Give all ranks what rank 0's optimizer has gathered in an earlier `fit`, where by most rules
+    each rank has momenta of its own. Optimizers of different kinds are left to be told apart."""
+    state = loop.optimizer_state()
+    shapes = world.share([[name, list(array.shape)] for name, array in state.items()])
+    if all(other == shapes[0] for other in shapes):
+        for array in state.values():
+            world.broadcast(array)
+        loop.accept_optimizer_state(state)

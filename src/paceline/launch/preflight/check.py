@@ -1,0 +1,212 @@
+"""Before ranks are started on several hosts: are all reached, and is the same software there?"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from paceline.cluster.hosts import is_here
+from paceline.errors import LaunchError
+from paceline.launch.preflight.node_info import Facts, from_json
+from paceline.launch.preflight.ssh_errors import Problem, explain_refusal
+
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+"""How hosts are reached: it never asks for a password, and never waits for ever."""
+
+FORWARDED = (
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
+    *("MPI4PY_LIBMPI", "MPI4PY_MPIABI"),
+)
+"""Of what ranks get from here, that which decides what they find."""
+PROBE_TIMEOUT_S = 90.0
+"""For one host. All are asked at once."""
+SKEW_S = 30.0
+"""A clock that is off by more is a problem: files of a run would get times of the future."""
+_AT_ONCE = 32
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of asking one host: its facts, or the problem."""
+
+    facts: Facts | None
+    problem: Problem | None = None
+
+
+def check_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, Facts]:
+    """The facts of all hosts, each of which can be reached and has what this one has.
+
+    Everything that is wrong is one LaunchError. This machine is compared, too, since mpirun runs
+    here.
+    """
+    answers = ask_hosts(names, agent)
+    facts = {name: answer.facts for name, answer in answers.items() if answer.facts is not None}
+    problems = [answer.problem for answer in answers.values() if answer.problem is not None]
+    problems += compare(with_this_host(facts))
+    if problems:
+        listed = "\n".join(f"  - {one.what}. {one.remedy}" for one in problems)
+        raise LaunchError(f"the ranks cannot be started on {', '.join(answers)}:\n{listed}")
+    return facts
+
+
+def ask_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, Answer]:
+    """Run the probe on all hosts at the same time; whatever goes wrong is told by host."""
+    once = list(dict.fromkeys(names))
+    if not once:
+        return {}
+    with ThreadPoolExecutor(min(len(once), _AT_ONCE)) as pool:
+        return dict(zip(once, pool.map(lambda name: _ask(name, agent), once), strict=True))
+
+
+def with_this_host(facts: Mapping[str, Facts]) -> dict[str, Facts]:
+    """The facts of hosts and, unless it is one of them, of this machine."""
+    if any(is_here(name) for name in facts) or not facts:
+        return dict(facts)
+    here = _ask(socket.gethostname(), ()).facts
+    return dict(facts) if here is None else {here.host: here, **facts}
+
+
+def over(agent: Sequence[str], name: str, command: Sequence[str]) -> list[str]:
+    """How the agent runs a command on a host; the last word is a line for the shell there.
+
+    The host's name is added to the agent, or takes the place of a word `{host}` in it.
+    """
+    given = [f"{one}={os.environ[one]}" for one in FORWARDED if one in os.environ]
+    # From the folder in which ranks will start, too. These words mean the same to every shell.
+    line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *given, *command])}"
+    named = [name if word == "{host}" else word for word in agent]
+    return [*named, line] if "{host}" in agent else [*named, name, line]
+
+
+def _ask(name: str, agent: Sequence[str]) -> Answer:
+    command = (sys.executable, "-m", "paceline.launch.preflight.probe")
+    argv = list(command) if is_here(name) else over(agent, name, command)
+    started = time.time()
+    try:
+        asked = subprocess.run(
+            argv,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=PROBE_TIMEOUT_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Answer(None, explain_refusal(name, None, str(error)))
+    if asked.returncode:
+        return Answer(None, explain_refusal(name, asked.returncode, asked.stderr))
+    try:
+        facts = from_json(asked.stdout)
+    except LaunchError as error:
+        return Answer(None, explain_refusal(name, 0, str(error)))
+    return Answer(replace(facts, skew_s=skew(facts.time_s, started, time.time())))
+
+
+def skew(told_s: float, before_s: float, after_s: float) -> float:
+    """How far a clock is off at least, if it was read between two times of ours.
+
+    >>> skew(100.0, 99.0, 101.0), skew(3700.0, 99.0, 101.0)
+    (0.0, 3599.0)
+    """
+    return max(told_s - after_s, 0.0) + min(told_s - before_s, 0.0)
+
+
+@dataclass(frozen=True)
+class _Same:
+    """Something that must be the same on all hosts."""
+
+    subject: str
+    what: str
+    read: Callable[[Facts], str | None]
+    remedy: str
+
+
+_INSTALL = "Install the same version on all hosts, or use one environment on a shared folder"
+_SAME = (
+    _Same("Python", "Python", lambda facts: facts.python, f"{_INSTALL}."),
+    _Same("Paceline", "Paceline's version", lambda facts: facts.paceline, f"{_INSTALL}."),
+    _Same(
+        "Paceline",
+        "Paceline's source",
+        lambda facts: facts.digest and f"source {facts.digest}",
+        "The version is the same, but not the files: install it again on all hosts.",
+    ),
+    _Same("numpy", "numpy", lambda facts: facts.numpy, f"{_INSTALL}."),
+    _Same("torch", "torch", lambda facts: facts.torch, f"{_INSTALL}."),
+    _Same("mpi4py", "mpi4py", lambda facts: facts.mpi4py, f"{_INSTALL}."),
+    _Same(
+        "MPI library",
+        "the MPI library",
+        lambda facts: _library(facts),
+        "Ranks of two MPIs cannot talk: use the same one on all hosts. MPI4PY_LIBMPI or "
+        "LD_LIBRARY_PATH, set on one of them, may be why.",
+    ),
+    _Same(
+        "mpirun",
+        "mpirun",
+        lambda facts: f"{facts.mpirun_kind} {facts.mpirun_version}" if facts.mpirun else None,
+        "Use the mpirun of the same MPI on all hosts.",
+    ),
+)
+
+
+def compare(facts: Mapping[str, Facts]) -> list[Problem]:
+    """What differs between hosts and must not."""
+    found = [one for same in _SAME for one in _differences(same, facts)]
+    version_differs = any(one.what.startswith("Paceline's version") for one in found)
+    kept = [one for one in found if not (version_differs and one.what.startswith("Paceline's so"))]
+    return [*kept, *_twins(facts), *_clocks(facts)]
+
+
+def _differences(same: _Same, facts: Mapping[str, Facts]) -> list[Problem]:
+    hosts_of: dict[str, list[str]] = {}
+    for host, one in facts.items():
+        hosts_of.setdefault(same.read(one) or "none", []).append(host)
+    if len(hosts_of) < 2:
+        return []
+    listed = "; ".join(f"{value} on {', '.join(hosts)}" for value, hosts in hosts_of.items())
+    return [Problem(same.subject, tuple(facts), f"{same.what} differs: {listed}", same.remedy)]
+
+
+def _twins(facts: Mapping[str, Facts]) -> list[Problem]:
+    names_of: dict[str, list[str]] = {}
+    for name, one in facts.items():
+        names_of.setdefault(one.host, []).append(name)
+    return [
+        Problem(
+            "host names",
+            tuple(names),
+            f"{' and '.join(names)} all call themselves {host}",
+            "Name each host once, and give each machine a host name of its own: Open MPI tells "
+            "machines apart by it.",
+        )
+        for host, names in names_of.items()
+        if len(names) > 1
+    ]
+
+
+def _clocks(facts: Mapping[str, Facts]) -> list[Problem]:
+    return [
+        Problem(
+            "clock",
+            (name,),
+            f"the clock of {name} is {abs(one.skew_s):.0f} s "
+            f"{'ahead of' if one.skew_s > 0 else 'behind'} this host's, at most {SKEW_S:.0f} s "
+            "are allowed",
+            "Set it, best by NTP (`timedatectl set-ntp true`, or chronyd).",
+        )
+        for name, one in facts.items()
+        if abs(one.skew_s) > SKEW_S
+    ]
+
+
+def _library(facts: Facts) -> str | None:
+    return facts.libmpi_version.split(",")[0].split("\n")[0] if facts.libmpi_version else None

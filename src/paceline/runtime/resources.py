@@ -1,0 +1,36 @@
+"""Threads of a rank, and how it waits on a crowded node."""
+
+from __future__ import annotations
+
+from paceline.cluster.cores import affinity, available_cores, threads_per_rank
+from paceline.cluster.detect import Environment
+from paceline.comm import World
+
+
+def fair_threads(world: World) -> int:
+    """Share this rank's cores with those ranks of its node that may run on them, too.
+
+    Ranks that a launcher has bound to cores of their own share them with nobody.
+    """
+    mine = affinity()
+    masks = world.share((world.node, affinity()))
+    rivals = sum(node == world.node and bool(mask & mine) for node, mask in masks)
+    return threads_per_rank(max(1, rivals), available_cores())
+
+
+def choose_patience(environment: Environment, ranks: int, cores: int) -> float | None:
+    """How ranks of a node wait: asleep where they outnumber its cores, or a rank that waits would
+    keep one from computing. Open MPI's mpirun lets them yield by itself, which is better still."""
+    yields = environment.kind == "openmpi"
+    return CROWDED_PATIENCE_S if ranks > cores and not yields else None
+
+
+def _cores_of_node(world: World) -> int:
+    """The cores that any rank of this node may use; each rank may be bound to its own."""
+    everyone = world.share(affinity())
+    together = set().union(*(everyone[rank] for rank in world.node_ranks))
+    return available_cores(cpus=together)
+
+
+CROWDED_PATIENCE_S = 200e-6
+"""Longest sleep of a rank that waits on a crowded node."""

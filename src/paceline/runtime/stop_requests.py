@@ -1,0 +1,79 @@
+"""What a rank is told from outside: to save and end, by a signal or since its time is over."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+from paceline.core.quantities import Period
+from paceline.runtime.job_dir import SAVES, tell_launcher
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+REQUEUE = 75
+"""The exit code that asks a scheduler to start the job again (EX_TEMPFAIL of sysexits.h)."""
+
+
+class Orders:
+    """Why this rank is to end, and with which code; None while it is not."""
+
+    def __init__(self) -> None:
+        self._ends_at: float | None = None
+        self._max_time: str | None = None
+        self._signal: int | None = None
+        self._asked: str | None = None
+
+    def limit(self, max_time: str | None) -> None:
+        """Let this rank save and end when that time is over."""
+        seconds = Period.parse(max_time).seconds if max_time is not None else None
+        self._ends_at = monotonic() + seconds if seconds is not None else None
+        self._max_time = max_time
+
+    def ask(self, reason: str) -> None:
+        """Let this rank save and end."""
+        self._asked = reason
+
+    @property
+    def reason(self) -> str | None:
+        """In a few words."""
+        if self._signal is not None:
+            return signal.Signals(self._signal).name
+        if self._asked is not None:
+            return self._asked
+        if self._ends_at is not None and monotonic() >= self._ends_at:
+            return f"max_time {self._max_time}"
+        return None
+
+    @property
+    def code(self) -> int:
+        """What to exit with."""
+        return 130 if self._signal == signal.SIGINT else REQUEUE
+
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal; a second Ctrl-C ends the process at once."""
+        if self._signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._signal = self._signal or number
+
+    @contextmanager
+    def heeded(self) -> Iterator[None]:
+        """Inside, signals ask this rank to save and end; the launcher is told that it can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: dict[int, Any] = {
+            number: signal.signal(number, self.receive)
+            for number in SIGNALS
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
+        tell_launcher(SAVES, "")
+        try:
+            yield
+        finally:
+            tell_launcher(SAVES, None)
+            for number, handler in before.items():
+                signal.signal(number, handler)

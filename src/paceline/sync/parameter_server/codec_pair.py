@@ -1,0 +1,86 @@
+"""How vectors travel to and from the centre in a wire format, so that rounding adds up to nothing.
+
+What is exchanged again and again, weights and centre, goes as a difference from what the other
+side has got so far: both keep that reference, so what rounding loses is part of the next
+difference. Updates carry their rounding error over to the next one. The answer to an elastic push
+needs neither: the centre moves by what the worker gets, bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from paceline.comm.wire import Codec, Feedback
+from paceline.core.vectors import Vector
+
+
+class Channel(Protocol):
+    """One direction between two ranks; each end has its own."""
+
+    def encode(self, vector: Vector, out: Vector) -> None:
+        """Write the vector's bytes."""
+
+    def decode(self, data: Vector, out: Vector) -> None:
+        """Write the vector that the bytes stand for."""
+
+
+class Plain:
+    """The vector as it is."""
+
+    def encode(self, vector: Vector, out: Vector) -> None:
+        out.view(vector.dtype)[:] = vector
+
+    def decode(self, data: Vector, out: Vector) -> None:
+        out[:] = data.view(out.dtype)
+
+
+class Tracked:
+    """Differences from what the other end has got so far; both ends begin alike."""
+
+    def __init__(self, codec: Codec, start: Vector) -> None:
+        self._codec, self._got = codec, start.copy()
+        self._part = np.empty_like(start)
+
+    def encode(self, vector: Vector, out: Vector) -> None:
+        np.subtract(vector, self._got, out=self._part)
+        self._codec.encode(self._part, out)
+        self._codec.decode(out, self._part)
+        self._got += self._part
+
+    def decode(self, data: Vector, out: Vector) -> None:
+        self._codec.decode(data, self._part)
+        self._got += self._part
+        out[:] = self._got
+
+
+class Update:
+    """Updates; the sender's rounding error goes with its next one."""
+
+    def __init__(self, codec: Codec, like: Vector) -> None:
+        self._codec, self._feedback = codec, Feedback(codec, like.size, like.dtype)
+        self.error = self._feedback.error
+        """What rounding has kept back so far."""
+
+    def encode(self, vector: Vector, out: Vector) -> None:
+        self._feedback.encode(vector, out)
+
+    def decode(self, data: Vector, out: Vector) -> None:
+        self._codec.decode(data, out)
+
+
+class Lines:
+    """The two directions between a worker and a host, by what the rule pushes and answers."""
+
+    def __init__(self, answers: str, codec: Codec | None, start: Vector) -> None:
+        self.push: Channel
+        self.pull: Channel
+        self.codec = codec
+        self.nbytes = start.nbytes if codec is None else codec.nbytes(start.size)
+        if codec is None:
+            self.push = self.pull = Plain()
+        elif answers == "move":
+            self.push, self.pull = Tracked(codec, start), codec
+        else:
+            self.push, self.pull = Update(codec, start), Tracked(codec, start)

@@ -1,0 +1,166 @@
+"""A centre in the memory of the node: every worker meets it directly, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import NodeMemory, World
+from paceline.core.vectors import ALIGNMENT_BYTES, Vector
+from paceline.errors import WorldError
+from paceline.rules import State, Terms
+from paceline.sync.parameter_server.ledger import Ledger, News, Report
+from paceline.sync.parameter_server.worker_port import Side
+from paceline.sync.saved import Keep, SavedCentre, join_states, pack
+
+CHUNK_ELEMENTS = 64 * 1024
+"""An exchange of one chunk stays in the cache and holds its lock for some ten microseconds."""
+
+_LEDGER_LOCK = 0
+
+
+class NodeCentre:
+    """One vector for all ranks of a node, the optimizer's state beside it, and the ledger.
+
+    A chunk has a lock of its own, and what one worker does to it another sees wholly or not at all;
+    different workers may be in different chunks. Nothing is sent.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        rule: Any,
+        weights: Vector,
+        worker: int,
+        batches: int,
+        saved: SavedCentre | None = None,
+    ) -> None:
+        """All ranks make it together, with the same weights; `worker` is which of them this is.
+
+        A run that was interrupted goes on with the centre it had `saved`.
+        """
+        self._world, self._rule, self._worker = world, rule, worker
+        self._pieces = _chunks(weights.size)
+        sizes = [piece.stop - piece.start for piece in self._pieces]
+        states = [rule.begin_centre(size, weights.dtype) for size in sizes]
+        numbers = np.zeros(Ledger.size(world.size))
+        if saved is not None:
+            weights = saved.centre
+            states = list(map(saved.piece_of_state, self._pieces, states))
+            Ledger.begin_at(numbers, saved.ledger)
+        arrays = [numbers, weights, *chain.from_iterable(state.values() for state in states)]
+        self._memory = _reserve(world, arrays, 1 + len(self._pieces))
+        lies = _place(self._memory.bytes, arrays, fill=worker == 0)
+        self._ledger = Ledger(lies[0], world.size, batches, saved.again if saved else ())
+        self._centre, rest = lies[1], iter(lies[2:])
+        self._states: list[State] = [{name: next(rest) for name in state} for state in states]
+        self._scratch = np.empty((2, min(CHUNK_ELEMENTS, max(1, weights.size))), weights.dtype)
+        self._trades = True
+        """Whether an exchange may be done in one go, as far as is known."""
+        self.bytes_sent = 0
+        self._keep: Keep | None = None
+        world.barrier()
+
+    def report(self, report: Report) -> News:
+        """Tell the ledger, and hear from it."""
+        self._world.check()
+        with self._memory.hold(_LEDGER_LOCK):
+            return self._ledger.enter(self._worker, report, self._rule.scale)
+
+    def meet(self, report: Report, terms: Terms, side: Side) -> News:
+        """One exchange of this worker with the centre."""
+        news = self.report(report)
+        terms = terms._replace(scale=news.scale)
+        pull = report.pull or not news.scale
+        first = self._worker * len(self._pieces) // self._world.size  # workers in different places
+        for index in chain(range(first, len(self._pieces)), range(first)):
+            self._trade(index, report.push, pull, terms, side)
+        return news
+
+    def _trade(self, index: int, push: bool, pull: bool, terms: Terms, side: Side) -> None:
+        piece, state = self._pieces[index], self._states[index]
+        centre = self._centre[piece]
+        sent, reply = self._scratch[:, : centre.size]
+        if push and pull and terms.scale and self._trades:
+            with self._memory.hold(1 + index):
+                self._trades = side.trade(piece, centre, terms, sent)
+            if self._trades:
+                return
+        if push:
+            side.give(piece, terms, sent)
+        with self._memory.hold(1 + index):
+            if push and terms.scale:
+                self._rule.absorb(sent, centre, state, terms)
+            if pull and self._rule.answers == "centre":
+                reply[:] = centre
+        if pull:
+            side.take(piece, reply if self._rule.answers == "centre" else sent)
+
+    def look(self, out: Vector) -> None:
+        """Copy the centre as it is now, each chunk whole."""
+        for index, piece in enumerate(self._pieces):
+            with self._memory.hold(1 + index):
+                out[piece] = self._centre[piece]
+
+    def save(self, number: int) -> None:
+        """Let one worker keep all of it; nobody else is there now."""
+        if self._worker == 0 and self._keep is not None:
+            sizes = [piece.stop - piece.start for piece in self._pieces]
+            state = join_states(self._states, sizes)
+            self._keep(number, pack(self._centre, state, self._ledger))
+
+    def on_save(self, keep: Keep) -> None:
+        """What `save` gives goes there."""
+        self._keep = keep
+
+    @property
+    def carried(self) -> State:
+        """Nothing is rounded."""
+        return {}
+
+    def farewell(self, quit: bool = False) -> None:
+        """This worker will not ask again."""
+
+    def abandon(self) -> None:
+        """Nothing is served."""
+
+    def close(self, out: Vector) -> None:
+        """The last state of the centre, on every rank; all come here together."""
+        self._world.barrier()
+        self.look(out)
+        self._memory.close()
+        del self._ledger, self._centre, self._states  # the last views of the memory
+
+
+def _chunks(size: int) -> list[slice]:
+    return [
+        slice(first, min(first + CHUNK_ELEMENTS, size)) for first in range(0, size, CHUNK_ELEMENTS)
+    ]
+
+
+def _reserve(world: World, arrays: Sequence[Vector], locks: int) -> NodeMemory:
+    try:
+        return world.node_memory(sum(map(_room, arrays)), locks=locks)
+    except WorldError as error:
+        servers = "rule.servers=1 holds the centre in a process of its own"
+        raise WorldError(f"{error}; {servers}") from None
+
+
+def _room(array: Vector) -> int:
+    """Bytes for an array that begins on a cache line."""
+    return -(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def _place(memory: Vector, arrays: list[Vector], fill: bool) -> list[Vector]:
+    """Lay the arrays out in the memory, one after the other."""
+    placed, at = [], 0
+    for array in arrays:
+        lies = memory[at : at + array.nbytes].view(array.dtype)
+        if fill:
+            lies[:] = array
+        placed.append(lies)
+        at += _room(array)
+    return placed

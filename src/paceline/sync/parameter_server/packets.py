@@ -1,0 +1,73 @@
+"""What travels between a worker and a rank that holds a piece of the centre: one flat buffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import Buffer
+from paceline.core.vectors import Vector, aligned_zeros
+from paceline.rules import Terms
+from paceline.sync.parameter_server.ledger import News, Report
+
+REPORT, MEET, TRADE, LOOK, SAVE, FAREWELL = range(6)
+"""Kinds of requests: to the ledger, to ledger and centre, to the centre; for a copy; to save; the
+last one."""
+
+_FIELDS = 16
+
+
+class Packet:
+    """A head of a few numbers and room for a vector in any wire format, in one piece of memory."""
+
+    def __init__(self, payload_bytes: int) -> None:
+        units = _FIELDS + -(-payload_bytes // 8)
+        # Eight bytes per element, so that MPI's 31-bit counts reach to 16 GB.
+        self._all: Vector = aligned_zeros(units, np.float64)
+        self._head = self._all[:_FIELDS]
+        self.payload: Vector = self._all[_FIELDS:].view(np.uint8)
+
+    @property
+    def room(self) -> Buffer:
+        """All of it, to receive into."""
+        return self._all
+
+    def filled(self, payload_bytes: int) -> Buffer:
+        """The head and so much of the payload, to send."""
+        return self._all[: _FIELDS + -(-payload_bytes // 8)]
+
+    def vector(self, size: int, dtype: Any) -> Vector:
+        """The payload as a vector that is sent as it is."""
+        return self.payload[: size * np.dtype(dtype).itemsize].view(dtype)
+
+    def ask(self, kind: int, report: Report, terms: Terms) -> None:
+        """Write the head of a request."""
+        self._head[: 1 + len(report) + len(terms)] = kind, *report, *terms
+
+    def asked(self) -> tuple[int, Report, Terms]:
+        """Read the head of a request."""
+        kind, *fields = self._head.tolist()
+        report, terms = fields[: len(Report._fields)], fields[len(Report._fields) :]
+        return int(kind), Report(*report), Terms(*terms[: len(Terms._fields)])
+
+    def answer(self, news: News) -> None:
+        """Write the head of a reply."""
+        self._head[: len(news)] = news
+
+    def answered(self) -> News:
+        """Read the head of a reply."""
+        samples, loss, stop, *counts, quit, scale, left_out = self._head[
+            : len(News._fields)
+        ].tolist()
+        working, first, last, staleness, saves = map(int, counts)
+        dealt = (working, first, last, staleness, saves)
+        return News(samples, loss, stop > 0, *dealt, quit > 0, scale, left_out)
+
+    def note(self, value: float) -> None:
+        """Write a single number as the head."""
+        self._head[0] = value
+
+    def noted(self) -> float:
+        """Read it."""
+        return float(self._head[0])

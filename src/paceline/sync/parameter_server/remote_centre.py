@@ -1,0 +1,173 @@
+"""A centre that other ranks hold, reached by messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.comm import Pending, World, wait_until
+from paceline.comm.wire import make_codec
+from paceline.core.vectors import Vector, cut
+from paceline.errors import Interrupted, WorldError
+from paceline.rules import State, Terms
+from paceline.sync.parameter_server.codec_pair import Lines, Update
+from paceline.sync.parameter_server.ledger import News, Report
+from paceline.sync.parameter_server.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, TRADE, Packet
+from paceline.sync.parameter_server.roles import Roles
+from paceline.sync.parameter_server.shard_server import Host
+from paceline.sync.parameter_server.worker_port import Side
+from paceline.sync.saved import Keep
+
+
+class RemoteCentre:
+    """A worker's way to the hosts of the centre, each of which holds a contiguous piece of it.
+
+    The first host keeps the ledger. With a single host an exchange is one message there and one
+    back. With several the ledger is asked first, since it says how much a push counts; then all
+    pieces travel at once.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        rule: Any,
+        weights: Vector,
+        roles: Roles,
+        tags: tuple[int, int],
+        host: Host | None,
+    ) -> None:
+        self._world, self._rule, self._hosts, self._host = world, rule, roles.hosts, host
+        self._tags, self._works = tags, world.rank in roles.workers
+        self._pieces = cut(weights.size, len(roles.hosts))
+        self.bytes_sent, self._abandoned = 0, False
+        if not self._works:
+            return
+        codec = make_codec(rule.wire, weights.dtype)
+        self._lines = [Lines(rule.answers, codec, weights[piece]) for piece in self._pieces]
+        largest = max(piece.stop - piece.start for piece in self._pieces)
+        rooms = [max(largest * weights.itemsize, line.nbytes) for line in self._lines]
+        self._requests = [Packet(room) for room in rooms]
+        self._replies = [Packet(room) for room in rooms]
+        self._scratch = np.empty(largest, weights.dtype)
+
+    def report(self, report: Report) -> News:
+        """Tell the ledger, and hear from it."""
+        self._requests[0].ask(REPORT, report, Terms())
+        self._travel([0], [0])
+        return self._replies[0].answered()
+
+    def meet(self, report: Report, terms: Terms, side: Side) -> News:
+        """One exchange of this worker with the centre."""
+        told = self.report(report) if len(self._hosts) > 1 else None
+        if told is not None:
+            terms = terms._replace(scale=told.scale)
+        kind = MEET if told is None else TRADE
+        everywhere = range(len(self._hosts))
+        filled = [self._fill(at, kind, report, terms, side) for at in everywhere]
+        self._travel(everywhere, filled)
+        news = told or self._replies[0].answered()
+        if report.pull or not news.scale:
+            for at in everywhere:
+                self._take(at, side)
+        return news
+
+    def _fill(self, at: int, kind: int, report: Report, terms: Terms, side: Side) -> int:
+        """Write the request to one host; how many bytes of payload it has."""
+        request, lines, piece = self._requests[at], self._lines[at], self._pieces[at]
+        request.ask(kind, report, terms)
+        if not report.push:
+            return 0
+        if lines.codec is None:
+            side.give(piece, terms, request.vector(piece.stop - piece.start, self._scratch.dtype))
+        else:
+            sent = self._scratch[: piece.stop - piece.start]
+            side.give(piece, terms, sent)
+            lines.push.encode(sent, request.payload[: lines.nbytes])
+        return lines.nbytes
+
+    def _take(self, at: int, side: Side) -> None:
+        """Hand one host's answer to the worker."""
+        reply, lines, piece = self._replies[at], self._lines[at], self._pieces[at]
+        self.bytes_sent += lines.nbytes
+        if lines.codec is None:
+            side.take(piece, reply.vector(piece.stop - piece.start, self._scratch.dtype))
+        else:
+            got = self._scratch[: piece.stop - piece.start]
+            lines.pull.decode(reply.payload[: lines.nbytes], got)
+            side.take(piece, got)
+
+    def look(self, out: Vector) -> None:
+        """Copy the centre as it is now, each host's piece whole."""
+        everywhere = range(len(self._hosts))
+        for at in everywhere:
+            self._requests[at].ask(LOOK, Report(), Terms())
+        self._travel(everywhere, [0] * len(self._hosts))
+        for at, piece in enumerate(self._pieces):
+            out[piece] = self._replies[at].vector(piece.stop - piece.start, out.dtype)
+
+    def save(self, number: int) -> None:
+        """Let every host keep its piece; nobody else asks for anything now."""
+        if self._world.rank != 0:  # it leads
+            return
+        everywhere = range(len(self._hosts))
+        for at in everywhere:
+            self._requests[at].ask(SAVE, Report(samples=number), Terms())
+        self._travel(everywhere, [0] * len(self._hosts))
+
+    def on_save(self, keep: Keep) -> None:
+        """What the host of this rank, if it is one, is asked to keep goes there."""
+        if self._host is not None:
+            self._host.keep = keep
+
+    @property
+    def carried(self) -> State:
+        """What rounding has still to bring to the hosts."""
+        if not self._works:
+            return {}
+        errors = ((at, lines.push) for at, lines in enumerate(self._lines))
+        return {str(at): push.error for at, push in errors if isinstance(push, Update)}
+
+    def farewell(self, quit: bool = False) -> None:
+        """This worker will not ask again."""
+        pending = []
+        for host, request in zip(self._hosts, self._requests, strict=True):
+            request.ask(FAREWELL, Report(quit=quit), Terms())
+            pending.append(self._world.dispatch(request.filled(0), host, self._tags[0]))
+        self._wait_for(pending)
+
+    def abandon(self) -> None:
+        """This rank has failed: serve nobody any more, and wait for nobody."""
+        self._abandoned = True
+        if self._host is not None:
+            self._host.abandon()
+
+    def close(self, out: Vector) -> None:
+        """The last state of the centre, on every rank; all come here together."""
+        if self._host is not None:
+            self._host.join()
+            if self._host.quit:
+                raise Interrupted("the workers have saved, and left")
+        for host, piece in zip(self._hosts, self._pieces, strict=True):
+            if host == self._world.rank and self._host is not None:
+                out[piece] = self._host.centre
+            self._world.broadcast(out[piece], root=host)
+
+    def _travel(self, hosts: Sequence[int], filled: Sequence[int]) -> None:
+        """Send the requests and wait for the replies, for which receives are posted before."""
+        pending: list[Pending] = []
+        for at in hosts:
+            pending.append(
+                self._world.expect(self._replies[at].room, self._hosts[at], self._tags[1])
+            )
+        for at, nbytes in zip(hosts, filled, strict=True):
+            sent = self._requests[at].filled(nbytes)
+            self.bytes_sent += sent.nbytes
+            pending.append(self._world.dispatch(sent, self._hosts[at], self._tags[0]))
+        self._wait_for(pending)
+
+    def _wait_for(self, pending: Sequence[Pending]) -> None:
+        wait_until(lambda: self._abandoned or all(message.done() for message in pending))
+        if self._abandoned:
+            raise WorldError(f"rank {self._world.rank} has given its exchange up")

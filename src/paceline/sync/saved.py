@@ -1,0 +1,71 @@
+"""The centre of an interrupted run, in a form that any number of hosts can take up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from paceline.core.vectors import Vector
+from paceline.rules import State
+
+Keep = Callable[[int, dict[str, Any]], None]
+"""Takes a part of the checkpoint of that number."""
+
+
+@dataclass(frozen=True)
+class SavedCentre:
+    """All of it: what the hosts had, and what the workers had in hand."""
+
+    centre: Vector
+    state: State
+    """The optimizer's: as long as the centre, or of one element."""
+    ledger: dict[str, float]
+    again: tuple[int, ...] = field(default=())
+    """Batches that were dealt and not trained on."""
+
+    def piece_of_state(self, piece: slice, fresh: State) -> State:
+        """The state for a piece of the centre, in the arrays of a fresh one."""
+        for name, array in fresh.items():
+            saved = self.state[name]
+            array[:] = saved[piece] if saved.size == self.centre.size else saved
+        return fresh
+
+
+def join_states(states: Sequence[State], sizes: Sequence[int]) -> State:
+    """One state from those of pieces of so many elements; all have met the same updates.
+
+    >>> parts = [{"m": np.ones(2), "t": np.array([3.0])}, {"m": np.zeros(1), "t": np.array([3.0])}]
+    >>> join_states(parts, [2, 1])
+    {'m': array([1., 1., 0.]), 't': array([3.])}
+    """
+    joined = {}
+    for name in states[0] if states else ():
+        arrays = [state[name] for state in states]
+        whole = all(array.size == size for array, size in zip(arrays, sizes, strict=True))
+        joined[name] = np.concatenate(arrays) if whole else arrays[0].copy()
+    return joined
+
+
+def pack(centre: Vector, state: State, ledger: Any) -> dict[str, Any]:
+    """A host's part of a checkpoint; the arrays are copies."""
+    return {
+        "centre": centre.copy(),
+        "state": {name: array.copy() for name, array in state.items()},
+        "ledger": ledger.snapshot(),
+        "waiting": ledger.waiting(),
+    }
+
+
+def unpack(hosts: Sequence[dict[str, Any]], in_hand: Sequence[int]) -> SavedCentre:
+    """From the parts of all hosts in their order, and the batches that workers had in hand."""
+    sizes = [host["centre"].size for host in hosts]
+    first = hosts[0]  # it keeps the ledger
+    return SavedCentre(
+        centre=np.concatenate([host["centre"] for host in hosts]),
+        state=join_states([host["state"] for host in hosts], sizes),
+        ledger=first["ledger"],
+        again=tuple(sorted([*first["waiting"], *in_hand])),
+    )

@@ -1,0 +1,54 @@
+"""What the ranks of a node have in common in memory when they train on shared parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.comm import World
+from paceline.core.vectors import ALIGNMENT_BYTES, Layout, Vector
+
+WEIGHT, SAMPLES, MORE, STOP, SAVE, QUIT, NUMBER, SQUARES, REJECTED, FIELDS = range(10)
+"""What a head begins with; then it has, for each parameter, whether there is a gradient."""
+
+_WATCHED = 256
+
+
+class Room:
+    """The node's memory: parameters, optimizer state, and each rank's gradients and head."""
+
+    def __init__(self, world: World, layout: Layout, ranks: int, states: list[str]) -> None:
+        line = ALIGNMENT_BYTES // layout.dtype.itemsize
+        stride = -(-layout.size // line) * line
+        fields = -(-(FIELDS + len(layout.entries)) // 8) * 8
+        heads, ready = (ranks + 1) * fields * 8, ranks * ALIGNMENT_BYTES
+        vectors = 1 + len(states) + ranks
+        nbytes = heads + ready + vectors * stride * layout.dtype.itemsize
+        self._memory = world.node_memory(nbytes, locks=0)
+        rows = self._memory.bytes[:heads].view(np.float64).reshape(ranks + 1, fields)
+        rows = rows[:, : FIELDS + len(layout.entries)]
+        self.heads: Vector = rows[:ranks]
+        self.told: Vector = rows[ranks]
+        """The sum of all heads, for ranks that take no part in summing."""
+        self.ready = self._memory.bytes[heads : heads + ready].view(np.int64).reshape(ranks, -1)
+        """How many buckets each rank has handed in."""
+        rest = self._memory.bytes[heads + ready :].view(layout.dtype).reshape(vectors, stride)
+        rest = rest[:, : layout.size]
+        self.parameters: Vector = rest[0]
+        self.states = dict(zip(states, rest[1:], strict=False))
+        self.gradients: Vector = rest[1 + len(states) :]
+
+    def close(self) -> None:
+        """Give the memory back; views of it stay valid."""
+        del self.heads, self.told, self.ready, self.gradients, self.states
+        self._memory.close()
+
+
+def spread_spots(layout: Layout) -> Vector:
+    """Some places of the vector, in as many parameters as possible."""
+    entries = layout.entries[:: max(1, len(layout.entries) * 3 // _WATCHED)]
+    spots = {entry.offset + at for entry in entries if entry.size for at in _spread(entry.size)}
+    return np.array(sorted(spots), np.intp)
+
+
+def _spread(size: int) -> tuple[int, ...]:
+    return (0, size // 2, size - 1)

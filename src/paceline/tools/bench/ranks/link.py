@@ -1,0 +1,273 @@
+"""What the ranks of `bench link` do: train one network on MNIST by each rule, and by DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.comm import World
+from paceline.data import Shard, evaluation_batches
+from paceline.data.builtin import digits, mnist
+from paceline.errors import WorldError
+from paceline.models.mlp import mlp
+from paceline.rules import BSP, EASGD, Average, DiLoCo, Downpour, Rule
+from paceline.tools.bench.harness import say
+from paceline.tools.bench.hosts import ADDRESSES, INTERFACE
+from paceline.tools.bench.link import PEER
+from paceline.tools.bench.ranks.peers import gloo_group
+from paceline.tools.bench.ranks.timing import best_of, time_together
+from paceline.training.pace import Batches, keep_pace, shard
+
+BATCH = 64
+LOOK_EVERY = 32
+"""Steps between two looks at the accuracy: a multiple of every rule's period, so that replicas have
+just met."""
+_VALIDATION_BATCH = 500
+_WARM_UP = 18
+"""Steps that do not count: in the first two DDP arranges its buckets, and after 16 the rules that
+overlap have begun to."""
+
+_LOOKS, _LOOK_S, _QUIET_BYTES = 100, 0.2, 4096  # a network that is looked at is not quite idle
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+_sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A rule, or none for DDP, and the optimizer of its workers."""
+
+    rule: Rule | None
+    make_optimizer: Callable[..., torch.optim.Optimizer] = _sgd
+
+
+CONTESTANTS = {
+    PEER: Contestant(None),
+    "bsp float32": Contestant(BSP()),
+    "bsp bfloat16": Contestant(BSP(wire="bfloat16")),
+    "bsp float16": Contestant(BSP(wire="float16")),
+    "bsp int8": Contestant(BSP(wire="int8")),
+    "bsp powersgd": Contestant(BSP(wire="powersgd")),
+    "average every 16": Contestant(Average(every=16)),
+    "diloco every 16": Contestant(
+        DiLoCo(every=16), partial(torch.optim.AdamW, lr=3e-4, fused=True)
+    ),
+    "easgd every 16 overlap": Contestant(EASGD(every=16, overlap=True)),
+    # The pushes of all workers add up, and asynchrony acts like momentum.
+    "downpour every 16 overlap": Contestant(
+        Downpour(push_every=16, pull_every=16, overlap=True), partial(torch.optim.SGD, lr=0.1)
+    ),
+}
+
+
+def measure(world: World, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """For each contestant: samples per second, bytes per sample, and the way to the target."""
+    build = partial(mlp, hidden=settings["hidden"])
+    with gloo_group(world, ADDRESSES[0], INTERFACE):
+        found = _measure_speed(world, build, settings)
+        train, validation = load_data(settings["data_dir"])
+        say(world, f"  training on {train.name}, {len(train)} images")
+        for name, contestant in CONTESTANTS.items():
+            goal = Goal(world, validation, settings["target"], settings["limit_s"])
+            found[name] |= train_to(goal, contestant, _seeded(build), train)
+            seconds, accuracy = found[name]["seconds"], found[name]["accuracy"]
+            say(world, f"  {name}: {100 * accuracy:.2f} % in {seconds:.1f} s")
+    return found
+
+
+def load_data(data_dir: str | None) -> tuple[Any, Any]:
+    """Training and validation images: the full MNIST of that place, or the digits we have."""
+    parts = ("train", "validation")
+    first, second = (mnist.load(p, data_dir) if data_dir else digits.load(p) for p in parts)
+    return first, second
+
+
+def _measure_speed(
+    world: World, build: Callable[[], nn.Module], settings: dict[str, Any]
+) -> dict[str, dict[str, float]]:
+    steps = settings["steps"]
+    batch = torch.rand(BATCH, 784), torch.randint(10, (BATCH,))
+
+    def contest(name: str) -> float:
+        seconds = time_steps(world, CONTESTANTS[name], _seeded(build), batch, steps)
+        say(world, f"  {name}: {steps * BATCH * world.size / seconds:.0f} samples/s")
+        return seconds
+
+    best = best_of(settings["rounds"], {name: partial(contest, name) for name in CONTESTANTS})
+    samples = steps * BATCH
+    return {
+        name: {
+            "samples_per_s": samples * world.size / seconds,
+            "bytes_per_sample": count_bytes(world, CONTESTANTS[name], _seeded(build), batch, steps)
+            / samples,
+        }
+        for name, seconds in best.items()
+    }
+
+
+def time_steps(
+    world: World, contestant: Contestant, model: nn.Module, batch: Batch, steps: int
+) -> float:
+    """Seconds of so many steps, amidst others."""
+    optimizer = contestant.make_optimizer(model.parameters())
+    with in_pace(world, contestant.rule, model, optimizer) as module:
+        _take_steps(_WARM_UP, module, optimizer, batch)
+        return time_together(world, lambda: _take_steps(steps, module, optimizer, batch))
+
+
+def count_bytes(
+    world: World, contestant: Contestant, model: nn.Module, batch: Batch, steps: int
+) -> int:
+    """The bytes that this host sends for so many steps, until the last of them has left."""
+    optimizer = contestant.make_optimizer(model.parameters())
+    with in_pace(world, contestant.rule, model, optimizer) as module:
+        _take_steps(2, module, optimizer, batch)
+        before = _bytes_when_quiet(world)
+        _take_steps(steps, module, optimizer, batch)
+        return _bytes_when_quiet(world) - before
+
+
+def _take_steps(
+    times: int, module: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch
+) -> None:
+    for _ in range(times):
+        take_step(module, optimizer, *batch)
+
+
+def _bytes_when_quiet(world: World) -> int:
+    """The bytes sent so far, when neither host has sent much for a while."""
+    world.barrier()
+    before = -_QUIET_BYTES
+    for _ in range(_LOOKS):
+        now = bytes_sent()
+        if max(world.share(now - before)) < _QUIET_BYTES:
+            break
+        before = now
+        sleep(_LOOK_S)
+    return bytes_sent()
+
+
+@contextmanager
+def in_pace(
+    world: World, rule: Rule | None, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Iterator[nn.Module]:
+    """The module to call in a loop whose steps keep pace, inside the block."""
+    if rule is None:
+        yield DistributedDataParallel(model)
+        return
+    overlap = isinstance(rule, BSP) and rule.wire != "powersgd"  # as DDP does it
+    with keep_pace(model, optimizer, rule, overlap=overlap, world=world):
+        yield model
+
+
+def take_step(
+    module: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any, targets: Any
+) -> None:
+    optimizer.zero_grad()
+    cross_entropy(module(inputs), targets).backward()
+    optimizer.step()
+
+
+class Goal:
+    """An accuracy to be reached, and a clock that runs while a model is trained for it."""
+
+    def __init__(self, world: World, validation: Any, target: float, limit_s: float) -> None:
+        self.world = world
+        self._validation, self._target, self._limit_s = validation, target, limit_s
+        self.seconds = self.accuracy = 0.0
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Let time pass, from when all ranks are here."""
+        self.world.barrier()
+        self._began = perf_counter()
+
+    def stop(self) -> None:
+        """Let no time pass; the slowest rank says how much it was."""
+        self.seconds += max(self.world.share(perf_counter() - self._began))
+
+    def look(self, model: nn.Module) -> None:
+        """Measure the accuracy, each rank its share of the images."""
+        self.accuracy = measure_accuracy(self.world, model, self._validation)
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is reached or given up, the same on every rank."""
+        return self.accuracy >= self._target or self.seconds >= self._limit_s
+
+
+def train_to(goal: Goal, contestant: Contestant, model: nn.Module, train: Any) -> dict[str, float]:
+    """Seconds of training until what a user gets at the end reaches the goal, and its accuracy.
+
+    The replicas tell when to end, and then the result is looked at: where it is a centre that lags
+    behind them, training goes on from it, with new momenta, since those of the ranks differ.
+    """
+    batches = shard(train, BATCH, to=torch.from_numpy, world=goal.world)
+    while not goal.settled:
+        optimizer = contestant.make_optimizer(model.parameters())
+        goal.start()
+        with in_pace(goal.world, contestant.rule, model, optimizer) as module:
+            _train_until_settled(goal, model, module, optimizer, batches)
+        goal.stop()
+        goal.look(model)
+    return {"seconds": goal.seconds, "accuracy": goal.accuracy}
+
+
+def _train_until_settled(
+    goal: Goal,
+    model: nn.Module,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Batches,
+) -> None:
+    # An epoch ends with its last look, or looks would fall out of step with meetings.
+    steps = len(batches) // LOOK_EVERY * LOOK_EVERY
+    while not goal.settled:
+        for step, (inputs, targets) in enumerate(islice(batches, steps), 1):
+            take_step(module, optimizer, inputs, targets)
+            if step % LOOK_EVERY == 0:
+                goal.stop()
+                goal.look(model)
+                goal.start()
+                if goal.settled:
+                    return
+
+
+def measure_accuracy(world: World, model: nn.Module, source: Any) -> float:
+    """Of the replicas, each on its share of the samples."""
+    mine = Shard(world.rank, world.size)
+    correct = samples = 0
+    for batch in evaluation_batches(source, shard=mine, batch_size=_VALIDATION_BATCH):
+        with torch.no_grad():
+            guesses = model(torch.from_numpy(batch.inputs)).argmax(dim=1)
+        correct += int((guesses == torch.from_numpy(batch.targets)).sum())
+        samples += batch.samples
+    found = world.share((correct, samples))
+    return sum(right for right, _ in found) / sum(seen for _, seen in found)
+
+
+def bytes_sent(interface: str = INTERFACE) -> int:
+    """Since the host was made, by the network of this process; /sys shows the machine's own."""
+    for line in Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, counts = line.partition(":")
+        if name.strip() == interface:
+            return int(counts.split()[8])
+    raise WorldError(f"this host has no interface {interface}")
+
+
+def _seeded(build: Callable[[], nn.Module]) -> nn.Module:
+    """The same network for every contestant."""
+    torch.manual_seed(1)
+    return build()

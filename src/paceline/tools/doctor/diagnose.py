@@ -1,0 +1,158 @@
+"""All checks in the order of the page: this node, the other hosts, then a world of ranks."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.cluster.detect import detect
+from paceline.cluster.hosts import Host, is_here
+from paceline.cluster.schedulers.allocation import Allocation
+from paceline.errors import LaunchError
+from paceline.launch.placement import plan_ranks
+from paceline.launch.preflight.check import SSH, ask_hosts
+from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.probe import read_facts
+from paceline.tools.doctor.check import Check, NodeCheck, check_nodes
+from paceline.tools.doctor.hosts import check_answers, check_ports, check_sameness
+from paceline.tools.doctor.machine import MACHINE_CHECKS
+from paceline.tools.doctor.mpi import MPI_CHECKS
+from paceline.tools.doctor.network import check_interfaces, check_routes, name_check
+from paceline.tools.doctor.page import Diagnosis
+from paceline.tools.doctor.python import PYTHON_CHECKS
+from paceline.tools.doctor.scheduler import (
+    check_grant,
+    check_own_cores,
+    check_room,
+    check_scheduler,
+    check_srun,
+    try_srun,
+)
+from paceline.tools.doctor.world import judge_trial, run_trial
+
+_SRUN = (
+    *("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--cpu-bind=none", "--quiet"),
+    *("--nodelist", "{host}", "sh", "-c"),
+)
+"""How Slurm runs one program on one host of a job."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What doctor is asked about: hosts that are named, else those of a job, else this machine."""
+
+    hosts: tuple[Host, ...] = ()
+    allocation: Allocation | None = None
+    ranks: int | None = None
+    quick: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        granted = () if self.allocation is None else self.allocation.hosts
+        return [host.name for host in self.hosts or granted]
+
+
+def diagnose(question: Question) -> Diagnosis:
+    """Look at everything, then start ranks, unless it is known that they cannot be started."""
+    here = read_facts()
+    agent = find_agent(question)
+    others = [name for name in question.names if not is_here(name)]
+    answers = ask_hosts(others, agent)
+    facts = {here.host: here}
+    facts |= {name: one.facts for name, one in answers.items() if one.facts is not None}
+    between = check_answers(answers, agent[0], _advise(question, agent)) + check_sameness(facts)
+    between += check_routes(others, here.interfaces)
+    if not any(check.verdict == "fail" for check in between):
+        between += check_ports(others, agent, here)
+    alone = check_nodes(facts, _node_checks(several=len(facts) > 1))
+    asked = [*check_scheduler(here), *check_srun(here, try_srun(here))]
+    asked += _check_slots(question, facts, here)
+    checks = [*alone, *asked, *between]
+    return _try_world(question, facts, checks, between)
+
+
+def find_agent(question: Question) -> tuple[str, ...]:
+    """What runs a program on another host: ssh, or what the scheduler has for it."""
+    if question.hosts or question.allocation is None:
+        return SSH
+    plan = plan_ranks(len(question.names), 1, (), question.allocation)
+    if plan.placement.agent is not None:
+        return tuple(shlex.split(plan.placement.agent))
+    return _SRUN if question.allocation.scheduler == "slurm" else SSH
+
+
+def _advise(question: Question, agent: tuple[str, ...]) -> str:
+    """A job of Grid Engine needs ssh only where its parallel environment starts no ranks."""
+    if question.allocation is None or question.allocation.scheduler != "sge" or agent != SSH:
+        return ""
+    return (
+        " Or ask for a parallel environment that starts ranks itself: control_slaves TRUE in "
+        "`qconf -sp NAME`."
+    )
+
+
+def _node_checks(several: bool) -> Sequence[NodeCheck]:
+    network = (name_check(several), check_interfaces)
+    return (*PYTHON_CHECKS, *MPI_CHECKS, *MACHINE_CHECKS, *network)
+
+
+def _check_slots(question: Question, facts: dict[str, Facts], here: Facts) -> list[Check]:
+    if question.hosts:
+        known = facts | {name: here for name in question.names if is_here(name)}
+        return check_room(question.ranks, question.hosts, known)
+    if question.allocation is not None:
+        return check_grant(question.ranks, question.allocation)
+    return check_own_cores(question.ranks, here)
+
+
+def _try_world(
+    question: Question, facts: dict[str, Facts], checks: list[Check], between: list[Check]
+) -> Diagnosis:
+    if question.quick:
+        return Diagnosis(tuple(checks), facts, None, tried=False)
+    blocked = next((check.name for check in between if check.verdict == "fail"), None)
+    if blocked is not None:
+        detail = f"no ranks were started, since they could not be: see {blocked} above"
+        checks.append(Check("world", "warn", detail, "Mend that first."))
+        return Diagnosis(tuple(checks), facts)
+    started = _started_by()
+    if started:
+        checks.append(started)
+        return Diagnosis(tuple(checks), facts)
+    lacks_room = any(check.name == "slots" and check.verdict == "fail" for check in checks)
+    ranks, options = trial_options(question, None if lacks_room else question.ranks)
+    trial = run_trial(options)
+    checks += judge_trial(trial, ranks, several=len(question.names) > 1)
+    return Diagnosis(tuple(checks), facts, trial.seen)
+
+
+def trial_options(question: Question, ranks: int | None) -> tuple[int, list[str]]:
+    """How many ranks to start, and the options of `paceline run` for it: as many as the user
+    means to, else one on each host, but two at least."""
+    count = ranks or max(len(question.names), 2)
+    if not question.hosts:
+        return count, ["-n", str(count)]
+    if ranks:
+        hosts = [h.name if h.slots is None else f"{h.name}:{h.slots}" for h in question.hosts]
+    else:
+        each = 1 if len(question.hosts) > 1 else 2
+        hosts = [f"{host.name}:{each}" for host in question.hosts]
+    return count, ["-n", str(count), "--hosts", ",".join(hosts)]
+
+
+def _started_by() -> Check | None:
+    """Ranks of a launcher cannot start others; doctor is meant to be started once."""
+    try:
+        environment = detect()
+    except LaunchError:  # told among the checks of the scheduler
+        return None
+    if not environment.launched:
+        return None
+    return Check(
+        "world",
+        "fail",
+        f"{environment.kind} has started this as one of {environment.size} ranks, and doctor "
+        "starts its own",
+        "Start it once: `paceline doctor`, in the job's script or shell.",
+    )

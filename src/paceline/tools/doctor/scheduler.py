@@ -1,0 +1,120 @@
+"""The scheduler: which there is, what this job was granted, and what srun can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from paceline.cluster.hosts import Host
+from paceline.cluster.network import explain_failure
+from paceline.cluster.schedulers.allocation import Allocation
+from paceline.launch.preflight.node_info import Facts
+from paceline.launch.srun import fitting_plugins
+from paceline.tools.doctor.check import Check
+
+_MARKS = {
+    "Slurm": ("sbatch",),
+    "Grid Engine": ("qsub", "qconf"),
+    "PBS": ("qsub", "pbsdsh"),
+    "LSF": ("bsub",),
+}
+
+
+def check_scheduler(facts: Facts) -> Iterator[Check]:
+    found = [
+        name for name, marks in _MARKS.items() if all(mark in facts.commands for mark in marks)
+    ]
+    if facts.job_problem:
+        yield Check("scheduler", "fail", facts.job_problem, "Start a new shell or job.")
+    elif facts.job:
+        yield Check("scheduler", "ok", f"in {facts.job}")
+    else:
+        seen = f"{', '.join(found)} found; not in a job" if found else "none found"
+        yield Check("scheduler", "ok", seen)
+
+
+def check_srun(facts: Facts, refused: Mapping[str, str]) -> list[Check]:
+    """srun can start ranks only if it introduces them to each other as their MPI expects.
+
+    `refused` tells the plugins that srun names but cannot use, and why.
+    """
+    in_slurm = facts.job.startswith("Slurm") and "srun" in facts.commands
+    if not in_slurm or facts.libmpi_kind in (None, "unknown"):
+        return []
+    fitting = [name for name in fitting_pmi(facts) if name not in refused]
+    if fitting and not _is_alone(facts):
+        return [Check("srun", "ok", f"`--mpi={fitting[0]}` fits {facts.libmpi_kind}")]
+    listed = ", ".join(facts.srun_mpi) or "nothing"
+    unusable = f"; {', '.join(refused)}: {next(iter(refused.values()))}" if refused else ""
+    seen = f"`srun --mpi=list` names {listed}{unusable}"
+    if _is_alone(facts):
+        return [_alone(facts, fitting, seen)]
+    remedy = "Start ranks with `paceline run` or mpirun inside the job, not with srun."
+    return [Check("srun", "warn", f"{seen}; none fits {facts.libmpi_kind}", remedy)]
+
+
+def try_srun(facts: Facts) -> dict[str, str]:
+    """Which of srun's fitting plugins it cannot use, and what it says: it names those, too, whose
+    libraries are missing. Outside of a Slurm job nothing is tried."""
+    if not facts.job.startswith("Slurm"):
+        return {}
+    found = {}
+    for name in fitting_pmi(facts):
+        words = ("--overlap", "--nodes=1", "--ntasks=1", f"--mpi={name}", "true")
+        problem = explain_failure([facts.commands["srun"], *words])
+        if problem:
+            found[name] = problem
+    return found
+
+
+def fitting_pmi(facts: Facts) -> list[str]:
+    """Those of srun's plugins that ranks of our MPI understand."""
+    return fitting_plugins(facts.libmpi_kind, facts.srun_mpi)
+
+
+def _is_alone(facts: Facts) -> bool:
+    """Whether srun has started this among others that it cannot find."""
+    wanted = "PMIX_RANK" if facts.libmpi_kind == "openmpi" else "PMI_RANK"
+    return facts.started_by == "slurm-step" and (facts.granted or 1) > 1 and wanted not in facts.pmi
+
+
+def _alone(facts: Facts, fitting: list[str], seen: str) -> Check:
+    other = f"`srun --mpi={fitting[0]}`, or with " if fitting else ""
+    return Check(
+        "srun",
+        "fail",
+        f"srun started {facts.granted} tasks without the PMI that {facts.libmpi_kind} needs, so "
+        f"each would train alone; {seen}",
+        f"Start with {other}`paceline run -n {facts.granted}` (or train) from the job's script, "
+        "or from a shell of `salloc`.",
+    )
+
+
+def check_room(ranks: int | None, hosts: tuple[Host, ...], facts: dict[str, Facts]) -> list[Check]:
+    """Whether the hosts that were named take so many ranks."""
+    slots = {h.name: h.slots or (facts[h.name].cores if h.name in facts else 1) for h in hosts}
+    return _compare(ranks, slots, "the hosts take", "give more after the names (a:8,b:8)")
+
+
+def check_own_cores(ranks: int | None, here: Facts) -> list[Check]:
+    """Whether this machine has a core for each rank."""
+    if ranks is None or ranks <= here.cores:
+        return []
+    detail = f"-n {ranks} ranks are asked for, and {here.cores} cores can be used: they share them"
+    return [Check("slots", "warn", detail, f"Say -n {here.cores} or less.")]
+
+
+def check_grant(ranks: int | None, allocation: Allocation) -> list[Check]:
+    """Whether the job was granted so many ranks."""
+    slots = {host.name: host.slots or 1 for host in allocation.hosts}
+    asked = {"slurm": "--ntasks", "sge": "-pe NAME", "pbs": "mpiprocs", "lsf": "-n"}
+    more = f"ask for more when you submit ({asked.get(allocation.scheduler, 'its slots')})"
+    return _compare(ranks, slots, "the job was granted", more)
+
+
+def _compare(ranks: int | None, slots: dict[str, int], who: str, more: str) -> list[Check]:
+    total = sum(slots.values())
+    listed = ", ".join(f"{name}:{count}" for name, count in slots.items())
+    if ranks is not None and ranks > total:
+        detail = f"-n {ranks} ranks are asked for, but {who} {total} ({listed})"
+        return [Check("slots", "fail", detail, f"Say -n {total} or less, or {more}.")]
+    return [Check("slots", "ok", f"{who} {total} ranks ({listed})")]

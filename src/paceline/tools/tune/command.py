@@ -1,0 +1,56 @@
+"""The user's command: as a trial runs it, and as he is told to run it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.tools.tune.plan import Setting
+
+_ENDLESS = 100_000
+_OVERRIDES = (
+    f"epochs={_ENDLESS}",
+    f"validate_every={_ENDLESS}",
+    "checkpoint_every=null",
+    "max_time=null",
+    "resume=null",
+    "progress=off",
+)
+"""Settings of a trial of `train`: it trains, and nothing else, until it is ended."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """`train` or `run`, its options, and for `run` the script with its arguments."""
+
+    kind: str
+    options: tuple[str, ...]
+    script: tuple[str, ...] = ()
+    on_hosts: bool = False
+    """Whether its options name hosts."""
+
+    def is_alone(self, setting: Setting) -> bool:
+        """Whether the process that is started is the only rank itself, and no launcher."""
+        return setting.ranks == 1 and not self.on_hosts
+
+    def shown(self, setting: Setting) -> str:
+        """For the user to copy."""
+        return shlex.join(["paceline", *self._words(setting)])
+
+    def of_trial(self, setting: Setting, folder: Path) -> list[str]:
+        """For a trial that may leave files in `folder` alone; failing once is enough."""
+        extra = ["--restarts", "0"]
+        if self.kind == "train":
+            # In quotes: the value is read as YAML, and a path may hold anything.
+            settings = (*_OVERRIDES, f"run_dir={json.dumps(str(folder / 'run'))}")
+            extra += ["--summary", str(folder / "summary.json")]
+            extra += [word for text in settings for word in ("--set", text)]
+        return [sys.executable, "-m", "paceline", *self._words(setting, extra)]
+
+    def _words(self, setting: Setting, extra: list[str] | None = None) -> list[str]:
+        chosen = ["-n", str(setting.ranks), "--threads", str(setting.threads)]
+        tail = ["--", *self.script] if self.script else []
+        return [self.kind, *self.options, *chosen, *(extra or ()), *tail]

@@ -1,0 +1,230 @@
+"""Epochs of a run whose workers go at their own pace: counted by rank 0, waited for by nobody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from time import perf_counter
+from typing import Any
+
+from paceline.comm import SoloWorld
+from paceline.observe import TimeSplit
+from paceline.sync import FreeExchange, show_centre
+from paceline.sync.parameter_server.make import News
+from paceline.sync.replicas import average_buffers
+from paceline.training.callbacks import Logs
+from paceline.training.loop.run import ASKED, Run, further_figures
+
+_MOST_AT_ONCE = 32
+"""Epochs that rank 0 gives records between two of its steps."""
+
+_ASK_EVERY_S = 0.2
+"""How often rank 0 asks the ledger while it validates."""
+
+
+class EpochCount:
+    """Turns the counts of the ledger into epochs, each of its own size.
+
+    >>> count = EpochCount(epochs=3, samples=100)
+    >>> count.ended(News(samples=120))
+    [1]
+    >>> count.take(News(samples=120, loss=240.0), [1])[0][:2]
+    (100, 2.0)
+    >>> count.ended(News(samples=120))
+    []
+    >>> count.ended(News(samples=300))  # the last one is told of when all workers have left
+    [2]
+    >>> count.rest(News(samples=300))
+    [2, 3]
+    """
+
+    def __init__(self, epochs: int, samples: int) -> None:
+        self._epochs, self._size = epochs, samples
+        self._told = 0
+        self._samples = self._loss = self._left_out = 0.0
+        self._since = perf_counter()
+
+    def snapshot(self) -> dict[str, float]:
+        """What has been told of so far."""
+        since = perf_counter() - self._since
+        counts = {"samples": self._samples, "loss": self._loss, "left_out": self._left_out}
+        return {"told": self._told, **counts, "since": since}
+
+    def restore(self, saved: dict[str, float]) -> None:
+        """Go on from what `snapshot` gave."""
+        self._told = int(saved["told"])
+        self._samples, self._loss = saved["samples"], saved["loss"]
+        self._left_out = saved["left_out"]
+        self._since = perf_counter() - saved["since"]
+
+    def ended(self, news: News, most: int | None = None) -> list[int]:
+        """The epochs that are over and have not been told of, but for the last of the run: the
+        first `most` of them."""
+        return self._up_to(min(int(news.samples // self._size), self._epochs - 1))[:most]
+
+    def rest(self, news: News) -> list[int]:
+        """The epochs that have begun and have not been told of."""
+        return self._up_to(max(1, -(-int(news.samples) // self._size)))
+
+    def _up_to(self, last: int) -> list[int]:
+        return list(range(self._told + 1, last + 1))
+
+    def take(self, news: News, epochs: list[int]) -> list[tuple[int, float | None, float]]:
+        """Samples, mean loss and seconds of these epochs; what is beyond them is for the next.
+
+        The mean is that of all samples since the last time which had a loss.
+        """
+        fresh, left_out = news.samples - self._samples, news.left_out - self._left_out
+        mean = (news.loss - self._loss) / (fresh - left_out) if fresh > left_out else None
+        part_left_out = left_out / fresh if fresh else 0.0
+        edges = [min(news.samples, epoch * self._size) for epoch in (epochs[0] - 1, *epochs)]
+        now = perf_counter()
+        seconds, self._since = (now - self._since) / len(epochs), now
+        taken = edges[-1] - self._samples
+        self._left_out += part_left_out * taken
+        self._loss += (mean or 0.0) * (1.0 - part_left_out) * taken
+        self._samples = edges[-1]
+        self._told = epochs[-1]
+        return [(int(last - first), mean, seconds) for first, last in pairwise(edges)]
+
+
+@dataclass
+class FreeRun(Run):
+    """The run of an asynchronous rule.
+
+    Rank 0 leads: between its own steps it sees from the ledger that an epoch is over, validates the
+    centre as it is then, and decides whether to stop, while the others go on. Only when all have
+    left do the ranks come together, for the last epoch's validation and the result.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.clock.samples_per_epoch is not None, "only data with a length is dealt"
+        self.count = EpochCount(self.config.epochs, self.clock.samples_per_epoch)
+        self.reason: str | None = None
+        self._asked_at = perf_counter()
+
+    def run(self) -> str | None:
+        exchange, leads = self._exchange, self.world.rank == 0
+        exchange.on_exchange = self._write_exchange
+        exchange.on_pause = self._pause
+        exchange.on_last = self._save_last
+        exchange.on_save(self._keep_host)
+        self.call("on_train_begin")
+        if leads:
+            self.worker.saver = self.saver
+            self.call("on_epoch_begin", self.clock.epoch + 1)
+        hooks = self.step_hooks(perf_counter())
+        self.worker.train_freely(self.train, *hooks, self._lead if leads else lambda: None)
+        show_centre(self.replica, exchange)
+        average_buffers(self.world, self.replica, exchange.works)
+        if exchange.works:
+            rest = self.worker.bytes_unrecorded()
+            self.events.write("exchanges", step=self.clock.step, bytes=rest, **exchange.tally())
+        tallies = self.world.share(exchange.tally() if exchange.works else None)
+        self.trainer.facts["exchanges"] = tallies
+        self._end_last_epoch()
+        reason = self.reason or (ASKED if self.worker.stopped else None)
+        self.reason = self.world.tell(reason)
+        self.end(self.reason)
+        return self.reason
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"reason": self.reason, "count": self.count.snapshot()}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.reason = saved["reason"]
+        self.count.restore(saved["count"])
+
+    def _pause(self) -> None:
+        """All workers together, each between two of its steps."""
+        exchange = self._exchange
+        exchange.pause(self.open_checkpoint, self.keep)
+        if exchange.quits:
+            exchange.quit()
+            self.leave(exchange.team)
+
+    def _keep_host(self, number: int, tree: dict[str, Any]) -> None:
+        self.saver.add(number, f"host-{self.world.rank}", tree)
+
+    @property
+    def _exchange(self) -> FreeExchange:
+        assert isinstance(self.exchange, FreeExchange)
+        return self.exchange
+
+    def _lead(self) -> None:
+        """Give the epochs that are over their records, the latest one a validation if one is due.
+
+        Only so many at a time: where epochs are short and others fast, there are always more, and
+        this worker must still hear of wishes to save, stop or quit.
+        """
+        ended = self.count.ended(self._exchange.news, _MOST_AT_ONCE)
+        if not ended:
+            return
+        logs: Logs = {}
+        if any(epoch % self.config.validate_every == 0 for epoch in ended):
+            found = self.validate(SoloWorld(), self._is_wanted)
+            if found is None:
+                return  # it is validated after the pause
+            logs = found
+        self._tell_of(ended, logs)
+        for epoch in ended:
+            self.call("on_epoch_begin", epoch + 1)
+        if self.worker.stop_asked:
+            self._exchange.ask_to_stop()
+        elif self.saver.each_epoch:
+            self._exchange.ask_to_save()
+
+    def _is_wanted(self) -> bool:
+        """Whether others wait for this worker, to save together."""
+        if self.worker.orders.reason is not None:
+            self._exchange.ask_to_quit()
+        elif perf_counter() - self._asked_at > _ASK_EVERY_S:
+            self._exchange.report()
+            self._asked_at = perf_counter()
+        return self._exchange.pauses
+
+    def _save_last(self) -> None:
+        """A run that saves regularly saves its end, too; no worker trains any more."""
+        if self.saver.regular:
+            self._exchange.pause(self.open_checkpoint, self.keep)
+
+    def _end_last_epoch(self) -> None:
+        """All ranks together: the record of the last epoch, and of the whole run."""
+        logs = self.validate_last()
+        if self.world.rank == 0:
+            rest = self.count.rest(self._exchange.news)
+            if rest:
+                self._tell_of(rest, logs)
+            elif logs:  # the run was stopped at the end of an epoch
+                last = self.history[-1]
+                last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
+                last.metrics = further_figures(logs)
+                self.history.revise_last()
+                self.save_history()
+        self.history[:] = self.world.tell(list(self.history))
+
+    def _tell_of(self, epochs: list[int], logs: Logs) -> None:
+        """Epochs that have ended since the last one told of; the figures are of the latest."""
+        parts, split = self.count.take(self._exchange.news, epochs), self.worker.watch.take()
+        for epoch, part in zip(epochs, parts, strict=True):
+            last = epoch == epochs[-1]
+            found, time = (logs, split) if last else ({}, TimeSplit())
+            self._set_rate_of(epoch)
+            figures = self.note(self.make_record(epoch, *part, found, time))
+            self.save_history()
+            self.call("on_epoch_end", epoch, figures)
+            self.reason = self.reason or self.stopping.reason(figures)
+        self.worker.stop_asked |= self.reason is not None
+
+    def _set_rate_of(self, epoch: int) -> None:
+        """That of the end of the epoch: others may have taken its last batches."""
+        schedule, size = self.config.schedule, self.clock.samples_per_epoch
+        assert size is not None
+        if schedule.moves:
+            last = min(epoch * size, self._exchange.news.samples) - 1
+            self.replica.scale_learning_rate(schedule.factor(last / size, self.config.epochs))
+
+    def _write_exchange(self, facts: dict[str, Any]) -> None:
+        if self.config.events_every:
+            self.events.write("exchange", step=self.clock.step, **facts)

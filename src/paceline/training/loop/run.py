@@ -1,0 +1,264 @@
+"""One run of a Trainer: what epochs in lock step and epochs at the workers' own pace share."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from paceline.checkpoint.saver import Opened, Saver
+from paceline.comm import World
+from paceline.comm.rank0 import once
+from paceline.config.stopping import parse_target
+from paceline.core.vectors import checksum
+from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
+from paceline.observe import EpochRecord, EventLog, Progress, TimeSplit
+from paceline.runtime.stop_requests import REQUEUE
+from paceline.sync import Exchange, FreeExchange, at_centre
+from paceline.training.callbacks import Logs
+from paceline.training.loop.divergence import Divergence
+from paceline.training.loop.stopping import Stopping
+from paceline.training.loop.validation import validate
+from paceline.training.loop.worker import StepHook, Worker
+from paceline.training.resume.snapshot import capture_common, capture_own
+
+if TYPE_CHECKING:
+    from paceline.training.trainer import Trainer
+
+_log = logging.getLogger("paceline.training")
+
+ASKED = "a callback asked for it"
+REMEDY = "try a lower learning rate, or no momentum on workers that push to a centre"
+_FIGURES = ("train_loss", "val_loss", "val_accuracy", "learning_rate", "samples_per_s")
+
+
+@dataclass
+class Run(ABC):
+    """All epochs of a run, on one rank."""
+
+    trainer: Trainer
+    worker: Worker
+    exchange: Exchange
+    train: Any
+    validation: Any
+    events: EventLog
+    progress: Progress
+    saver: Saver
+
+    def __post_init__(self) -> None:
+        self.world, self.config = self.trainer.world, self.trainer.config
+        self.clock, self.history = self.trainer.clock, self.trainer.history
+        self.replica = self.trainer.replica
+        self.stopping = Stopping(self.config.stop)
+        self.divergence = Divergence()
+
+    @abstractmethod
+    def run(self) -> str | None:
+        """Train to the last epoch; the reason if the run ended early."""
+
+    @abstractmethod
+    def snapshot(self) -> dict[str, Any]:
+        """What the leader knows that no other part of a checkpoint has."""
+
+    @abstractmethod
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` gave."""
+
+    def open_checkpoint(self) -> Opened:
+        """The leader begins one."""
+        constants = checksum(self.replica.constants())
+        return Opened(self.saver.open(self.clock.step), constants)
+
+    def keep(self, opened: Opened) -> None:
+        """Hand this rank's parts of a checkpoint to the saver; training goes on at once."""
+        self.saver.begin_period(self.clock.step)
+        if opened.number is None:
+            return
+        own = capture_own(self, opened.constants)
+        self.saver.add(opened.number, f"rank-{self.world.rank}", own)
+        if self.world.rank == 0:
+            self.saver.add(opened.number, "common", capture_common(self))
+            facts = self.facts()
+            parts = [f"rank-{rank}" for rank in facts["workers"]]
+            parts += [f"host-{rank}" for rank in facts["hosts"]]
+            self.saver.commit(opened.number, ["common", *parts], facts)
+
+    def facts(self) -> dict[str, Any]:
+        """About the run, for who goes on with it."""
+        exchange, clock = self.exchange, self.clock
+        if isinstance(exchange, FreeExchange):
+            workers, hosts = list(exchange.roles.workers), list(exchange.roles.hosts) or [0]
+        else:
+            workers, hosts = list(range(self.world.size)), []
+        return {
+            "step": clock.step,
+            "epoch": clock.epoch,
+            "samples": clock.samples,
+            "ranks": self.world.size,
+            "workers": workers,
+            "hosts": hosts,
+            "dealt_to": self.worker.dealt_to or self.world.size,
+            "optimizer": self.config.describe()["optimizer"],
+            **self.trainer.identity,
+        }
+
+    def leave(self, team: World) -> NoReturn:
+        """End a run that has saved, and is to go on later; all of the team come here."""
+        problem = once(team, self.saver.finish)
+        if problem is not None:
+            raise problem
+        orders = self.worker.orders
+        known = [pair for pair in team.share((orders.reason, orders.code)) if pair[0] is not None]
+        reason, code = known[0] if known else ("another rank was told to end", REQUEUE)
+        raise Interrupted(
+            f"stopped after step {self.clock.step} ({reason}) and saved; {self._how_to_go_on()}",
+            code,
+        )
+
+    def _how_to_go_on(self) -> str:
+        folder, named = str(self.trainer.run_dir), (self.config.model, self.config.data.train)
+        if all(value is None or isinstance(value, str) for value in named):
+            return f"go on with: paceline train --resume {shlex.quote(folder)}"
+        return (
+            f"model and data were given in Python: start the same again with resume={folder!r} "
+            f"(paceline mpi-learn: --restore {shlex.quote(folder)})"
+        )
+
+    def call(self, event: str, *details: Any) -> None:
+        """Tell the user's callbacks of an event."""
+        for callback in self.trainer.callbacks:
+            function = getattr(callback, event, None)  # a callback need not derive from Callback
+            if function is not None:
+                function(self.trainer, *details)
+
+    def step_hooks(self, began: float) -> tuple[Any, StepHook]:
+        """What a worker calls before and after each step from now on."""
+        before_run = self.clock.samples
+
+        def before() -> None:
+            self.call("on_batch_begin", self.clock.step + 1)
+
+        def after(loss: float | None, samples: int) -> None:
+            rate = (self.clock.samples - before_run) / (perf_counter() - began)
+            done = self.clock.samples_in_epoch
+            epoch = min(self.clock.epoch + 1, self.config.epochs)
+            self.progress.update(epoch, done, loss, rate)
+            self.divergence.see(loss)
+            self.call("on_batch_end", self.clock.step, {"loss": loss, "samples": samples})
+
+        return before, after
+
+    def validate(self, world: World, is_wanted: Callable[[], bool]) -> Logs | None:
+        """The figures of the centre on the validation data, shared among the ranks of `world`;
+        None if one of them `is_wanted` elsewhere."""
+        if self.validation is None:
+            return {}
+        size, target = self.config.data.validation_batch_size, self.config.stop.target
+        with at_centre(self.replica, self.exchange):
+            loaders = self.config.data.loaders
+            watch = self.worker.watch
+            logs = validate(world, self.replica, self.validation, size, watch, loaders, is_wanted)
+        if logs is None:
+            return None
+        metric = parse_target(target)[0] if target is not None else ""
+        if metric.startswith("val_") and logs.get(metric) is None:
+            there = ", ".join(name for name, value in logs.items() if value is not None)
+            raise ConfigError(
+                f"stop.target is {target!r}, but this model and loss have no {metric}; use one of: "
+                f"{there}"
+            )
+        self.call("on_validation_end", logs)
+        return logs
+
+    def validate_last(self) -> Logs:
+        """The figures of the end of the run; none if somebody wants it to end now. All it was to
+        train is trained, and the model is worth more than they are."""
+        logs = self.validate(self.world, lambda: self.worker.orders.reason is not None)
+        if logs is None and self.world.rank == 0:
+            _log.warning("the last validation is left out: the run was told to end")
+        return logs or {}
+
+    def make_record(
+        self,
+        epoch: int,
+        samples: int,
+        train_loss: float | None,
+        seconds: float,
+        logs: Logs,
+        time: TimeSplit,
+    ) -> EpochRecord:
+        """What became of an epoch; `logs` are those of its validation, if it had one."""
+        return EpochRecord(
+            epoch=epoch,
+            samples=samples,
+            seconds=seconds,
+            train_loss=train_loss,
+            val_loss=logs.get("val_loss"),
+            val_accuracy=logs.get("val_accuracy"),
+            learning_rate=self.replica.learning_rate,
+            samples_per_s=samples / seconds,
+            time=time,
+            metrics=further_figures(logs),
+        )
+
+    def note(self, record: EpochRecord) -> Logs:
+        """Keep an epoch's record and show it; its figures."""
+        if record.train_loss is None and record.samples:
+            raise TrainingError(
+                f"no batch of epoch {record.epoch} gave a finite loss, and all "
+                f"{record.samples:,} samples were rejected; look at the data (numbers that are not "
+                "finite? no valid target?), or lower the learning rate"
+            )
+        self.history.append(record)
+        self._judge(record)
+        figures: Logs = {name: getattr(record, name) for name in _FIGURES} | record.metrics
+        details: dict[str, Any] = {"epoch": record.epoch, **figures}
+        self.events.write(
+            "epoch",
+            step=self.clock.step,
+            seconds=record.seconds,
+            loss=record.train_loss,
+            samples=record.samples,
+            **details,
+        )
+        self.progress.epoch_end(record)
+        return figures
+
+    def _judge(self, record: EpochRecord) -> None:
+        before = self.divergence.warning
+        found = self.divergence.judge(record.train_loss)
+        if found is not None and before is None and self.world.rank == 0:
+            _log.warning("epoch %d: %s; %s", record.epoch, found, REMEDY)
+
+    def save_history(self) -> None:
+        """A full disk must not end a run that is otherwise well: there may be room at the end."""
+        try:
+            self.history.save(self.trainer.run_dir / "history.jsonl")
+        except OutputError as error:
+            _log.warning("%s", error)
+
+    def end(self, reason: str | None) -> None:
+        """Say why the run ended early, if it did, and that it has ended."""
+        self.trainer.facts["warning"] = self.world.tell(self.divergence.warning)
+        if reason:
+            self.progress.message(f"stopped after epoch {len(self.history)}: {reason}")
+        self.call("on_train_end")
+
+
+def further_figures(logs: Logs) -> dict[str, float]:
+    """Those of a validation that only some models have."""
+    usual = ("val_loss", "val_accuracy")
+    return {name: value for name, value in logs.items() if name not in usual and value is not None}
+
+
+def mean_over_ranks(world: World, split: TimeSplit) -> TimeSplit:
+    """Where the time of all ranks went, divided by their number."""
+    seconds = np.array([split.compute, split.wait, split.communication, split.data])
+    world.all_reduce(seconds)
+    return TimeSplit(*(float(value) / world.size for value in seconds))

@@ -1,0 +1,133 @@
+"""Epochs that all ranks end together."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paceline.comm.rank0 import once
+from paceline.observe import EpochRecord
+from paceline.sync import Meeting, show_centre
+from paceline.sync.replicas import average_buffers
+from paceline.training.callbacks import Logs
+from paceline.training.loop.run import ASKED, Run, further_figures, mean_over_ranks
+
+
+class Trained(NamedTuple):
+    """An epoch that has been trained, and has no record yet: it may have to be validated."""
+
+    samples: int
+    train_loss: float | None
+    seconds: float
+    stopped: bool
+    """Whether it was the last, since a callback asked to stop."""
+
+
+class LockstepRun(Run):
+    """The run of a synchronous rule: at the end of every epoch all ranks meet and validate."""
+
+    reason: str | None = None
+    trained: Trained | None = None
+
+    def run(self) -> str | None:
+        self.worker.on_pause, self.worker.saver = self._pause, self.saver
+        self.call("on_train_begin")
+        while self.trained is not None or not self._is_done():
+            self.trained = self.trained or self._train_epoch()
+            record = self._make_record(self.trained)
+            if record is None:  # a resumed run validates it
+                self.worker.begin_epoch()
+                self.save()
+                self.leave(self.world)
+            figures, stopped, self.trained = self.note(record), self.trained.stopped, None
+            once(self.world, self.save_history)
+            self.call("on_epoch_end", record.epoch, figures)
+            self.worker.begin_epoch()
+            stop, save, quit = self._agree_at_end()
+            self.reason = ASKED if stop or stopped else self.stopping.reason(figures)
+            if save or quit or self.saver.each_epoch or (self._is_done() and self.saver.regular):
+                self.save()
+            if quit and not self._is_done():
+                self.leave(self.world)
+        self._validate_last()
+        show_centre(self.replica, self.exchange)  # callbacks may put other weights there at the end
+        self.end(self.reason)
+        return self.reason
+
+    def snapshot(self) -> dict[str, Any]:
+        trained = None if self.trained is None else self.trained._asdict()
+        return {"reason": self.reason, "trained": trained}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        self.reason = saved["reason"]
+        self.trained = None if saved["trained"] is None else Trained(**saved["trained"])
+
+    def save(self) -> None:
+        """All ranks together, between two steps."""
+        self.keep(once(self.world, self.open_checkpoint))
+
+    def _pause(self, meeting: Meeting) -> None:
+        self.save()
+        if meeting.quit:
+            self.leave(self.world)
+
+    def _is_done(self) -> bool:
+        return self.clock.epoch >= self.config.epochs or self.reason is not None
+
+    def _train_epoch(self) -> Trained:
+        self.call("on_epoch_begin", self.clock.epoch + 1)
+        self.worker.place.began = perf_counter()
+        train_loss = self.worker.train_epoch(self.train, *self.step_hooks(perf_counter()))
+        seconds = self.worker.place.elapsed()
+        samples = self.clock.samples_in_epoch
+        self.clock.end_epoch()
+        average_buffers(self.world, self.replica)
+        return Trained(samples, train_loss, seconds, self.worker.stopped)
+
+    def _make_record(self, trained: Trained) -> EpochRecord | None:
+        """What became of the epoch; None if a rank is to end, and validation was given up."""
+        logs: Logs | None = {}
+        if self._validation_is_due(trained):
+            logs = self.validate(self.world, self._is_to_quit)
+        if logs is None:
+            return None
+        time = mean_over_ranks(self.world, self.worker.watch.take())
+        samples, train_loss, seconds, _ = trained
+        return self.make_record(self.clock.epoch, samples, train_loss, seconds, logs, time)
+
+    def _is_to_quit(self) -> bool:
+        worker = self.worker
+        return worker.orders.reason is not None or (
+            worker.put_off is not None and worker.put_off.quit
+        )
+
+    def _validate_last(self) -> None:
+        """A run that stopped early between two validations still tells what it reached."""
+        last = self.history[-1]
+        if self.validation is None or last.val_loss is not None:
+            return
+        logs = self.validate_last()
+        if not logs:
+            return
+        last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
+        last.metrics = further_figures(logs)
+        self.history.revise_last()
+        once(self.world, self.save_history)
+
+    def _validation_is_due(self, trained: Trained) -> bool:
+        epoch = self.clock.epoch
+        last = epoch == self.config.epochs or trained.stopped
+        return last or epoch % self.config.validate_every == 0
+
+    def _agree_at_end(self) -> list[bool]:
+        """Whether to stop, to save, to quit: a rank may have been asked to in the last step or
+        after it, when no exchange could tell."""
+        worker, wishes = self.worker, self.worker.put_off
+        worker.put_off = None
+        save = (wishes is not None and wishes.save) or self.saver.is_due(self.clock.step)
+        quit = (wishes is not None and wishes.quit) or worker.orders.reason is not None
+        votes = np.array([worker.stop_asked, save, quit], float)
+        self.world.all_reduce(votes)
+        return [bool(vote > 0) for vote in votes]

@@ -1,0 +1,363 @@
+"""The loop of one worker: batches in, steps out, in pace with the others."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from paceline.checkpoint.saver import Saver
+from paceline.comm import World
+from paceline.config.run import RunConfig
+from paceline.data import Batch, Leg, Shard, Stream, dealt_batches, training_batches
+from paceline.data.sampling.epochs import PREFETCH_DEPTH
+from paceline.errors import TrainingError
+from paceline.frameworks import Replica
+from paceline.observe import EventLog, Stopwatch
+from paceline.observe.trial import TrialLog, open_trial
+from paceline.runtime.stop_requests import Orders
+from paceline.sync import Exchange, FreeExchange, Meeting, Part
+from paceline.sync.replicas import check_equal
+from paceline.training.loop.clock import Clock
+
+_log = logging.getLogger("paceline.training")
+
+StepHook = Callable[[float | None, int], None]
+"""Called after a step with this rank's loss (None: it had no samples) and the world's samples."""
+
+_LONGEST_LOT = 16
+"""Batches that a worker may have in hand at most; a slow one would keep others waiting."""
+
+
+@dataclass
+class Place:
+    """Where a worker is in the epoch."""
+
+    leg: Leg
+    taken: int = 0
+    """Batches of the leg that it has trained on."""
+    ended: bool = False
+    """It has had its last one."""
+    loss_sum: float = 0.0
+    left_out: float = 0.0
+    """Samples without a loss: those of rejected batches."""
+    before_s: float = 0.0
+    """Seconds of the epoch before the run was interrupted."""
+    began: float = field(default_factory=perf_counter)
+
+    def elapsed(self) -> float:
+        """Seconds of the epoch so far."""
+        return self.before_s + perf_counter() - self.began
+
+
+class _Feed:
+    """A rank's batches, and whether more will come.
+
+    Of data with a length that is known, and no batch is made before it is needed: what making it
+    draws from random numbers must come after a checkpoint, not before.
+    """
+
+    def __init__(self, batches: Iterator[Batch], left: int | None) -> None:
+        self._batches, self._left = batches, left
+        self._ahead = next(batches, None) if left is None else None
+
+    def take(self) -> tuple[Batch | None, bool]:
+        if self._left is not None:
+            self._left -= 1
+            return next(self._batches, None), self._left > 0
+        batch = self._ahead
+        self._ahead = next(self._batches, None) if batch is not None else None
+        return batch, self._ahead is not None
+
+
+@dataclass
+class Worker:
+    """Trains its replica on its share of the data."""
+
+    world: World
+    replica: Replica
+    exchange: Exchange
+    config: RunConfig
+    clock: Clock
+    watch: Stopwatch
+    events: EventLog
+    stop_asked: bool = False
+    """Set it on any rank; all ranks stop after the step that follows."""
+    stopped: bool = False
+    orders: Orders = field(default_factory=Orders)
+    saver: Saver | None = None
+    on_pause: Callable[[Meeting], None] = lambda meeting: None
+    """Called between two steps when all ranks are to save."""
+    rejected: int = 0
+    """Batches of this rank whose loss or gradients were not finite."""
+    place: Place = field(init=False)
+    put_off: Meeting | None = field(default=None, init=False)
+    """Wishes that came with the last step of an epoch, to be heeded at its end."""
+    supposed: int = 0
+    """Samples of the world since its last meeting, as far as this worker can know."""
+    unknown: int = 0
+    """How many there were more when all came together only to save."""
+    _bytes_recorded: int = 0
+    dealt_to: int | None = None
+    """For how many workers batches were numbered, if the run began with others."""
+
+    _trial: TrialLog | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        exchange, workers = self.exchange, self.world.size
+        if isinstance(exchange, FreeExchange):
+            workers = len(exchange.roles.workers)
+        self._trial = open_trial(self.world.rank, workers)
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """At its first sample."""
+        data = self.config.data
+        self.place = Place(Leg(self.world.size, data.batch_size * self.config.accumulate))
+
+    def train_epoch(self, source: Any, before: Callable[[], None], after: StepHook) -> float | None:
+        """The epoch of the world from this worker's place in it; the mean training loss over all
+        its samples, None if all were rejected."""
+        place = self.place
+        feed = self._feed(source)
+        began = self.watch.start()
+        meeting = self._go_on(self.exchange.settle(self.watch))
+        while not _is_over(meeting):
+            batch, more = feed.take()
+            self.watch.lap("data")
+            before()
+            loss, meeting = self._step(batch, more)
+            if batch is not None:
+                place.taken += 1
+                place.loss_sum += (loss or 0.0) * batch.samples
+                place.left_out += batch.samples if loss is None else 0
+            place.ended = not more
+            after(loss, self._count(batch, meeting))
+            began = self._record(began, loss, batch)
+            self._check_replicas()
+            meeting = self._pause_if_asked(meeting)
+        self.stopped = meeting.stop
+        totals = np.array([place.loss_sum, place.left_out])
+        self.world.all_reduce(totals)
+        self.watch.lap("communication")
+        loss_sum, left_out = totals.tolist()
+        counted = self.clock.samples_in_epoch - left_out
+        return loss_sum / counted if counted > 0 else None
+
+    def _check_replicas(self) -> None:
+        every = self.config.check_replicas
+        if every is not None and self.clock.step % every == 0:
+            check_equal(self.world, self.replica)
+            self.watch.lap("communication")
+
+    def _go_on(self, meeting: Meeting | None) -> Meeting | None:
+        """A meeting that a pause had put off; this worker's step has been counted."""
+        if meeting is not None:
+            self.clock.catch_up(meeting.samples - self.supposed)
+            self.supposed = self.unknown = 0
+            meeting = self._pause_if_asked(meeting)
+        return meeting
+
+    def _pause_if_asked(self, meeting: Meeting | None) -> Meeting | None:
+        """Save if all are to; then the meeting that counts, which the pause may have put off."""
+        if meeting is None or not meeting.pauses:
+            return meeting
+        if _is_over(meeting) and not meeting.put_off:
+            self.put_off = meeting
+            return meeting
+        self.on_pause(meeting)
+        self.watch.lap("communication")
+        return self._go_on(self.exchange.settle(self.watch)) if meeting.put_off else meeting
+
+    def train_freely(
+        self,
+        source: Any,
+        before: Callable[[], None],
+        after: StepHook,
+        meanwhile: Callable[[], None],
+    ) -> None:
+        """All epochs at this worker's own pace, until no batch is left or somebody asks to stop.
+
+        `meanwhile` is called between steps, and while this worker waits for the last.
+        """
+        exchange = self.exchange
+        assert isinstance(exchange, FreeExchange)
+        exchange.ahead = min(exchange.period, _LONGEST_LOT)
+        exchange.ahead += PREFETCH_DEPTH * self.config.data.loaders
+        batches = self._dealt(source, exchange) if exchange.works else iter(())
+        began = self.watch.start()
+        while exchange.has_work(self.watch):
+            batch = next(batches)
+            self.watch.lap("data")
+            before()
+            loss, meeting = self._step(batch, more=True)
+            self.clock.locate(int(exchange.news.samples + exchange.supposed))
+            after(loss, meeting.samples if meeting else 0)
+            began = self._record(began, loss, batch)
+            meanwhile()
+            if exchange.pauses and exchange.on_pause is not None:
+                exchange.on_pause()
+        exchange.leave(self.watch, meanwhile)
+        self.stopped = exchange.news.stop
+
+    def _dealt(self, source: Any, exchange: FreeExchange) -> Iterator[Batch]:
+        data = self.config.data
+        return dealt_batches(
+            source,
+            exchange.tickets,
+            workers=self.dealt_to or self.world.size,
+            batch_size=data.batch_size * self.config.accumulate,
+            seed=self.config.seed,
+            shuffle=data.shuffle,
+            prefetch=data.prefetch,
+            loaders=data.loaders,
+        )
+
+    def _count(self, batch: Batch | None, meeting: Meeting | None) -> int:
+        """Advance the clock by what the world took in this step.
+
+        Between two meetings nobody knows, and all ranks are taken to be as quick as this one; the
+        next meeting tells, and puts it right. One that only saves must change nothing.
+        """
+        if meeting is None or meeting.put_off:
+            samples = (batch.samples if batch is not None else 0) * self.world.size
+            self.supposed += samples
+            self.unknown = 0 if meeting is None else meeting.samples - self.supposed
+        else:
+            samples = meeting.samples - self.supposed
+            self.supposed = self.unknown = 0
+        self.clock.advance(samples)
+        return samples
+
+    def _record(self, began: float, loss: float | None, batch: Batch | None) -> float:
+        """Write the step's event; the time at which the next one begins."""
+        self.watch.lap("compute")
+        now = perf_counter()
+        if self._trial is not None:
+            self._trial.note(batch.samples if batch is not None else 0, self.watch)
+        if self.config.events_every and self.clock.step % self.config.events_every == 0:
+            self.events.write(
+                "step",
+                step=self.clock.step,
+                seconds=now - began,
+                loss=loss,
+                samples=batch.samples if batch is not None else 0,
+                bytes=self.bytes_unrecorded(),
+            )
+        return now
+
+    def bytes_unrecorded(self) -> int:
+        """Bytes sent since the last event that told of some."""
+        before, self._bytes_recorded = self._bytes_recorded, self.exchange.bytes_sent
+        return self._bytes_recorded - before
+
+    def _feed(self, source: Any) -> _Feed:
+        """The batches of the epoch that this worker has not had."""
+        data, place = self.config.data, self.place
+        if place.ended:
+            return _Feed(iter(()), 0)
+        batches = training_batches(
+            source,
+            shard=Shard(self.world.rank, self.world.size),
+            batch_size=place.leg.batch_size,
+            seed=self.config.seed,
+            epoch=self.clock.epoch,
+            shuffle=data.shuffle,
+            leg=place.leg,
+            taken=place.taken,
+            prefetch=data.prefetch,
+            loaders=data.loaders,
+        )
+        if isinstance(source, Stream):
+            return _Feed(batches, None)
+        return _Feed(batches, place.leg.batches(len(source), self.world.rank) - place.taken)
+
+    def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, Meeting | None]:
+        config = self.config
+        if config.schedule.moves:
+            factor = config.schedule.factor(self.clock.epochs, config.epochs)
+            self.replica.scale_learning_rate(factor)
+        samples = batch.samples if batch is not None else 0
+        weight = samples / (config.data.batch_size * config.accumulate)
+        loss = self._gradients(batch, weight)
+        if loss is None:
+            weight = 0.0
+        part = Part(
+            samples,
+            weight,
+            more,
+            self.stop_asked,
+            (loss or 0.0) * samples,
+            save=self.saver is not None and self.saver.is_due(self.clock.step + 1),
+            quit=self.orders.reason is not None,
+        )
+        meeting = self.exchange.before_step(part, self.watch)
+        if meeting is not None and meeting.rejected:
+            self.note_rejected("a gradient is not finite", batch)
+        if self._is_to_step(weight, meeting):
+            if config.clip_norm is not None:
+                self.replica.clip(config.clip_norm)
+            self.replica.apply()
+        return loss, self.exchange.after_step(part, self.watch) or meeting
+
+    @staticmethod
+    def _is_to_step(weight: float, meeting: Meeting | None) -> bool:
+        """Whether there is a gradient that the exchange has not used itself."""
+        if meeting is None:
+            return weight > 0
+        return meeting.weight > 0 and not meeting.applied
+
+    def _parts_of(self, batch: Batch) -> int:
+        """In how many parts to compute: none larger than a batch, none of a single sample."""
+        size = self.config.data.batch_size
+        most = batch.samples if size == 1 else max(1, batch.samples // 2)
+        return min(-(-batch.samples // size), most) if self.config.accumulate > 1 else 1
+
+    def _gradients(self, batch: Batch | None, weight_in_step: float) -> float | None:
+        """This rank's mean loss, its gradients left in the replica; None if there are none."""
+        if batch is None:
+            self.replica.clear_gradients()
+            return None
+        loss = 0.0
+        parts = batch.split(self._parts_of(batch))
+        for index, part in enumerate(parts):
+            if index == len(parts) - 1:
+                self.exchange.announce(weight_in_step)
+            weight = part.samples / batch.samples
+            part_loss = self.replica.gradients(part, weight=weight, add=index > 0)
+            if not math.isfinite(part_loss):
+                self._reject(f"the loss is {part_loss}", part)
+                return None
+            loss += weight * part_loss
+        if not self.exchange.checks_gradients and not self.replica.gradients_are_finite():
+            self._reject("a gradient is not finite", batch)
+            return None
+        return loss
+
+    def _reject(self, what: str, batch: Batch) -> None:
+        """Keep a batch out of the step: nobody else gets to see what it gave."""
+        self.replica.clear_gradients()
+        self.note_rejected(what, batch)
+
+    def note_rejected(self, what: str, batch: Batch | None) -> None:
+        """Count a rejected batch; too many end the run."""
+        self.rejected += 1
+        where = batch.where() if batch is not None else "no samples"
+        found = f"{what} at step {self.clock.step + 1} on rank {self.world.rank}, for {where}"
+        most = self.config.max_rejected
+        if self.rejected > most:
+            counted = f" ({self.rejected} batches rejected, max_rejected is {most})" if most else ""
+            raise TrainingError(
+                f"{found}{counted}; look at these samples, or lower the learning rate"
+            )
+        _log.warning("%s: rejected (%d of at most %d)", found, self.rejected, most)
+
+
+def _is_over(meeting: Meeting | None) -> TypeGuard[Meeting]:
+    """Whether it was the last of the epoch, or of the run."""
+    return meeting is not None and (meeting.stop or not meeting.more)

@@ -1,0 +1,192 @@
+"""A run that goes on: which checkpoint it takes up, and what of it each rank gets.
+
+With as many ranks as before every rank gets back what it had, to the last bit. With another number,
+the replicas of a rule that keeps them equal are what they were; those that train by themselves go
+on from their mean, their consensus or the centre, each with the optimizer of one of the old ranks.
+The samples that were left are dealt anew in either case, so that each comes exactly once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paceline.checkpoint.store import REMEDY, Store, newest_sound
+from paceline.checkpoint.tree import Tree
+from paceline.comm import World
+from paceline.comm.rank0 import once
+from paceline.core.user_code import describe_failure
+from paceline.core.vectors import Vector
+from paceline.data import Leg
+from paceline.errors import CheckpointError, PacelineError
+from paceline.sync.parameter_server.make import SavedCentre
+from paceline.sync.saved import unpack
+from paceline.training.resume.contents import check_common, check_facts, check_host, check_own
+
+FOLDER = "checkpoints"
+_log = logging.getLogger("paceline.training")
+_ODD = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
+"""What values of another kind than expected lead to."""
+
+
+class Resumed:
+    """A checkpoint as this rank of the run that goes on sees it."""
+
+    def __init__(self, store: Store, name: str, world: World) -> None:
+        self._store, self._name, self._world = store, name, world
+        with self.blamed():
+            self.facts = store.facts(name)
+            check_facts(self.facts)
+            self.common = store.read(name, "common")
+            check_common(self.common, self.facts)
+
+    @contextmanager
+    def blamed(self) -> Iterator[None]:
+        """Whatever cannot be made of its contents, the checkpoint is to blame."""
+        try:
+            yield
+        except PacelineError:
+            raise
+        except (
+            LookupError,
+            TypeError,
+            ValueError,
+            AttributeError,
+            RuntimeError,
+            ArithmeticError,
+        ) as error:
+            plain = type(error) is ValueError
+            cause = str(error) if plain else describe_failure(error)
+            place = self._store.folder / self._name
+            raise CheckpointError(f"the checkpoint {place} is damaged: {cause}{REMEDY}") from error
+
+    @property
+    def same_ranks(self) -> bool:
+        """Whether there are as many as there were."""
+        return bool(self.facts["ranks"] == self._world.size)
+
+    def describe(self) -> str:
+        """For the user: where the run goes on."""
+        ranks = self.facts["ranks"]
+        others = "" if self.same_ranks else f" (of {ranks} rank{'s' * (ranks > 1)})"
+        return f"resuming {self._store.folder.parent} after step {self.facts['step']}{others}"
+
+    def check(self, expected: Tree) -> None:
+        """Refuse a checkpoint of another model, rule or data."""
+        found = [
+            f"{name} was {self.facts.get(name)}, is {value}"
+            for name, value in expected.items()
+            if self.facts.get(name) != value
+        ]
+        if found:
+            raise CheckpointError(
+                f"the run in {self._store.folder.parent} cannot go on with these settings: "
+                f"{'; '.join(found)}. Restore them, or start a new run"
+            )
+
+    @cached_property
+    def own(self) -> Tree:
+        """What this rank had; of another number of ranks, what one of them had."""
+        workers, rank = self.facts["workers"], self._world.rank
+        had_part = self.same_ranks and rank in workers
+        return self._read_rank(rank if had_part else workers[rank % len(workers)])
+
+    def everybody(self, take: Callable[[Tree], Any]) -> list[Any]:
+        """Something of every worker's part, one after the other."""
+        return [take(self._read_rank(rank)) for rank in self.facts["workers"]]
+
+    def _read_rank(self, rank: int) -> Tree:
+        part = self._store.read(self._name, f"rank-{rank}")
+        with self.blamed():
+            check_own(f"rank-{rank}", part)
+        return part
+
+    def _read_host(self, rank: int) -> Tree:
+        part = self._store.read(self._name, f"host-{rank}")
+        with self.blamed():
+            check_host(f"host-{rank}", part)
+        return part
+
+    @cached_property
+    def centre(self) -> SavedCentre | None:
+        """The centre, or the ledger of workers without one."""
+        hosts = self.facts["hosts"]
+        if not hosts:
+            return None
+        with self.blamed():
+            return self._join_centre([self._read_host(rank) for rank in hosts])
+
+    def _join_centre(self, parts: list[Tree]) -> SavedCentre:
+        in_hand = self.everybody(lambda part: part["exchange"]["tickets"])
+        saved = unpack(parts, [number for numbers in in_hand for number in numbers])
+        if saved.centre.size not in (0, self.common["parameters"].size):
+            raise ValueError(
+                f"the centre has {saved.centre.size} numbers, and the model "
+                f"{self.common['parameters'].size}"
+            )
+        if not self.same_ranks:  # nobody will tell what the old workers had not told yet
+            untold = self.everybody(lambda part: part["exchange"])
+            for name in ("samples", "loss", "left_out"):
+                saved.ledger[name] += sum(worker[name] for worker in untold)
+        return saved
+
+    def parameters(self) -> Vector:
+        """This rank's; with another number of ranks, those that all begin with."""
+        if self.centre is not None and self.centre.centre.size and not self.same_ranks:
+            return self.centre.centre
+        own: Vector = self.own["parameters"]
+        return own if self.same_ranks else self._mean(np.zeros_like(own))
+
+    def _mean(self, total: Vector) -> Vector:
+        """Of the replicas: by the weights of gossip, or the samples since the last meeting."""
+        weights = np.array(self.everybody(lambda part: part["exchange"]["weight"]))
+        shares = (
+            weights / weights.sum() if weights.sum() else np.full(len(weights), 1 / len(weights))
+        )
+        for share, rank in zip(shares.tolist(), self.facts["workers"], strict=True):
+            total += total.dtype.type(share) * self._read_rank(rank)["parameters"]
+        return total
+
+    def leg(self, samples: int | None, size: int, batch_size: int) -> tuple[Leg, int, bool]:
+        """What is left of the epoch, how many batches of it this rank has had, and whether it is
+        dealt as it was."""
+        saved = self.common["leg"]
+        ranges = None if saved["ranges"] is None else tuple(map(tuple, saved["ranges"]))
+        leg = Leg(saved["size"], saved["batch_size"], ranges)
+        if (leg.size, leg.batch_size) == (size, batch_size) and self.same_ranks:
+            return leg, self.own["taken"], True
+        taken = self.everybody(lambda part: part["taken"])
+        if ranges is None and not any(taken):
+            return Leg(size, batch_size), 0, False
+        return Leg(size, batch_size, leg.rest(samples, taken)), 0, False
+
+    def share(self, name: str) -> float:
+        """This rank's share of a sum over the epoch so far."""
+        if self.same_ranks:
+            return float(self.own[name])
+        everyone = self.everybody(lambda part: part[name])
+        return float(sum(everyone)) if self._world.rank == 0 else 0.0
+
+
+def find_resumed(resume: str | None, run_dir: Path | None, world: World) -> Resumed | None:
+    """The checkpoint to go on from; None to begin. All ranks ask together.
+
+    With `auto` there need not be one.
+    """
+    if resume is None or run_dir is None:
+        return None
+    store = Store(run_dir / FOLDER)
+    name = once(world, lambda: newest_sound(store, _log.warning))
+    if name is not None:
+        return Resumed(store, name, world)
+    if resume != "auto":
+        raise CheckpointError(
+            f"{run_dir} holds no checkpoint to go on from; set checkpoint_every in the next run"
+        )
+    return None
