@@ -170,7 +170,11 @@ def measure(cell: Cell) -> dict[str, Any]:
 def mean_staleness(events: Path) -> float | None:
     """Updates of the centre by others between a worker's view of it and its push."""
     tallies = [event for event in read_events(events) if event["event"] == "exchanges"]
-    counts = [(int(age), n) for tally in tallies for age, n in tally["staleness"].items()]
+    counts = [
+        (int(age), n)
+        for exchange_stats in tallies
+        for age, n in exchange_stats["staleness"].items()
+    ]
     exchanges = sum(n for _, n in counts)
     return sum(age * n for age, n in counts) / exchanges if exchanges else None
 

@@ -138,7 +138,7 @@ def note(rank: int, name: str, outcome: str, reason: str = "", seconds: float = 
 def make_folders(world: Any) -> None:
     """The folders by which torch's tests meet, empty for each test."""
     made = tempfile.mkdtemp(dir=FOLDER) if world.rank == 0 else ""
-    os.environ["TEMP_DIR"] = world.tell(made)
+    os.environ["TEMP_DIR"] = world.bcast_value(made)
     if world.rank == 0:
         for name in ("barrier", "test_dir", "init_dir"):
             (Path(made) / name).mkdir()
@@ -160,7 +160,7 @@ def main() -> None:
         note(world.rank, name, "began")
         outcome, reason = run(name, world.rank)
         note(world.rank, name, outcome, reason, time.monotonic() - began_s)
-        failed |= "failed" in world.share(outcome)
+        failed |= "failed" in world.allgather_values(outcome)
         if dist.is_initialized():
             dist.destroy_process_group()
         world.barrier()

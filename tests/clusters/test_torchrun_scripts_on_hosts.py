@@ -23,9 +23,9 @@ with socket.create_server(("", 0)) as taken:
 """
 DRAW = """
 import sys
-from paceline.launch import meeting
-draw, ports = meeting.draw_port, [int(sys.argv.pop(1))]
-meeting.draw_port = lambda: ports.pop() if ports else draw()
+from paceline.launch import rendezvous
+draw, ports = rendezvous.draw_port, [int(sys.argv.pop(1))]
+rendezvous.draw_port = lambda: ports.pop() if ports else draw()
 from paceline.cli import main
 sys.exit(main())
 """

@@ -82,7 +82,7 @@ every_mean = pytest.mark.parametrize("rule", TAKE_THE_MEAN, ids=describe)
 
 
 def is_synchronous(rule):
-    return getattr(rule, "carried_out_as", rule).meets in ("gradients", "weights")
+    return getattr(rule, "resolve", rule).exchange_kind in ("gradients", "weights")
 
 
 def meet(rule, vectors, weights, start=None):
@@ -126,7 +126,7 @@ def test_equal_replicas_are_a_fixed_point(rule):
 @pytest.mark.parametrize("rule", PLAIN_ALONE, ids=describe)
 def test_one_worker_is_plain_training(rule):
     if isinstance(rule, EASGD | Gossip):
-        assert rule.carried_out_as.plain_alone if isinstance(rule, EASGD) else rule.plain_alone
+        assert rule.resolve.trivial_alone if isinstance(rule, EASGD) else rule.trivial_alone
         pytest.skip("a rank alone does not exchange by this rule: see the tests of training")
     gradients = np.random.default_rng(0).normal(size=(12, 1000))
     course, plain = set_out(rule, np.ones(1000), 1), np.ones(1000)
@@ -257,7 +257,7 @@ def test_diloco_is_nesterov_sgd_on_the_averaged_difference():
     rule = DiLoCo(outer_lr=0.5, outer_momentum=0.8)
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
     outer = torch.optim.SGD([parameter], lr=0.5, momentum=0.8, nesterov=True)
-    state = rule.begin(parameter.detach().numpy())
+    state = rule.init_state(parameter.detach().numpy())
     rng = np.random.default_rng(3)
     for _ in range(5):
         replicas, weights = rng.normal(size=(3, 2)), [1.0, 0.5, 2.0]
@@ -421,12 +421,12 @@ def test_a_trade_in_one_go_is_the_three_steps_of_an_exchange(rule):
     terms = rule.terms(step=10, steps=10, workers=3)
     apart, apart_centre, message = replica.copy(), centre.copy(), np.empty_like(replica)
     move = np.empty_like(replica)
-    if not rule.trade(replica, centre, terms, move):
+    if not rule.exchange_in_place(replica, centre, terms, move):
         assert replica.tobytes() == apart.tobytes()
         assert centre.tobytes() == apart_centre.tobytes()
         return
-    rule.outgoing(apart, {}, terms, message)
+    rule.make_push(apart, {}, terms, message)
     rule.absorb(message, apart_centre, {}, terms)
-    rule.incoming(message, apart, apart, {})
+    rule.apply_reply(message, apart, apart, {})
     for found, expected in ((replica, apart), (centre, apart_centre), (move, message)):
         assert found.tobytes() == expected.tobytes()

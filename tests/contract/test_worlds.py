@@ -40,7 +40,7 @@ def test_a_failing_rank_wakes_all_who_wait(wait):
             elif wait == "receive":
                 world.receive(np.zeros(1), 2)
             elif wait == "expect":
-                wait_until(world.expect(np.zeros(1), 2).done)
+                wait_until(world.irecv(np.zeros(1), 2).done)
             else:
                 part.barrier()
         except WorldError as error:
@@ -84,6 +84,6 @@ def test_a_rank_alone_has_nobody_to_talk_to():
     with pytest.raises(WorldError, match="for ever"):
         world.receive(np.zeros(1))
     with pytest.raises(WorldError, match="alone"):
-        world.dispatch(np.zeros(1), 0)
+        world.isend(np.zeros(1), 0)
     with pytest.raises(WorldError, match="nobody will send"):
-        world.expect(np.zeros(1))
+        world.irecv(np.zeros(1))

@@ -188,7 +188,7 @@ def _lives(pid):
 
 
 def test_ranks_get_the_settings_and_rank_0_answers(program):
-    name = program("return [world.size, world.share(world.rank), settings]")
+    name = program("return [world.size, world.allgather_values(world.rank), settings]")
     assert run_ranks(name, 2, {"a": [1, None]}) == [2, [0, 1], {"a": [1, None]}]
 
 

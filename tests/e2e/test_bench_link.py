@@ -164,7 +164,8 @@ def program(tmp_path):
 def test_each_host_is_a_node_of_its_own_with_its_part_of_the_cores(program, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     name = program(
-        "return world.share([world.node, world.node_ranks, os.environ['OMP_NUM_THREADS']])"
+        "threads = os.environ['OMP_NUM_THREADS']; "
+        "return world.allgather_values([world.node, world.node_ranks, threads])"
     )
     with Hosts() as hosts:
         found = run_in_hosts(hosts, name, {}, timeout_s=60)
@@ -193,7 +194,7 @@ def test_bytes_are_those_that_a_host_has_sent_over_the_link(program):
         "import numpy; from paceline.tools.bench.ranks.link import bytes_sent; "
         "before, buffer = bytes_sent(), numpy.ones(10**6, numpy.float32); "
         "world.send(buffer, to=1) if world.rank == 0 else world.receive(buffer, source=0); "
-        "world.barrier(); return world.share(bytes_sent() - before)"
+        "world.barrier(); return world.allgather_values(bytes_sent() - before)"
     )
     with Hosts() as hosts:
         sender, receiver = run_in_hosts(hosts, name, {}, timeout_s=60)

@@ -34,7 +34,7 @@ SHOW_FOLDER = """
 import os, sys, time, paceline
 world = paceline.init()
 world.barrier()
-folder = os.environ["PACELINE_JOB_FOLDER"]
+folder = os.environ["PACELINE_JOB_DIR"]
 os.write(1, f"inside {folder} {len(os.listdir(folder))}\\n".encode())
 world.barrier()
 """
@@ -101,10 +101,11 @@ def test_ranks_that_fail_at_one_moment_say_it_once(paceline, script):
     path = script(
         "import time\n"
         "import paceline\n"
-        "from paceline.launch import world\n"
-        "world.wait_for_turn = lambda rank: time.sleep(0.01 * rank)\n"
+        "from paceline.errors import LaunchError\n"
+        "from paceline.runtime import failure\n"
+        "failure.wait_for_turn = lambda rank: time.sleep(0.01 * rank)\n"
         "paceline.init().barrier()\n"
-        "raise world.LaunchError('for one reason')\n"
+        "raise LaunchError('for one reason')\n"
     )
     done = paceline("run", "-n", "2", "--", path)
     assert done.returncode == 1

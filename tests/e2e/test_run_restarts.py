@@ -63,7 +63,7 @@ def test_one_rank_that_may_be_started_again_needs_no_mpi(paceline, tmp_path):
         tmp_path,
         "import os, sys, paceline\n"
         "print(paceline.init().size, 'mpi4py.MPI' in sys.modules, sys.argv[1:],\n"
-        "      os.path.isdir(os.environ['PACELINE_JOB_FOLDER']))\n",
+        "      os.path.isdir(os.environ['PACELINE_JOB_DIR']))\n",
     )
     done = paceline("run", "-n", "1", "--restarts", "1", "--", name, "a b")
     assert (done.stdout, done.stderr) == ("1 False ['a b'] True\n", "")

@@ -230,7 +230,7 @@ def run(job: Job, folder: Path) -> Outcome:
     try:
         out, err = launcher.communicate(timeout=HANG_S)
     except subprocess.TimeoutExpired:
-        launcher.kill()  # its undertaker ends the ranks
+        launcher.kill()  # its reaper ends the ranks
         out, err = launcher.communicate(timeout=30)
         pytest.fail(f"still ran after {HANG_S} s:\n{out}{err}")
     assert (folder / "struck").exists(), out + err
@@ -255,7 +255,7 @@ def left_of(launcher: int) -> list[str]:
 
 def _left_of(launcher: int) -> list[str]:
     found = [str(path) for path in Path("/dev/shm").glob(f"paceline-{launcher}-*")]
-    mark = f"PACELINE_JOB_FOLDER=/dev/shm/paceline-{launcher}-".encode()
+    mark = f"PACELINE_JOB_DIR=/dev/shm/paceline-{launcher}-".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if mark in (process / "environ").read_bytes():

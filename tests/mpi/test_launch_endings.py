@@ -32,7 +32,7 @@ for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
     signal.signal(number, lambda n, _: asked.append(n))
 world.Barrier()
 if world.rank == 0:
-    Path(os.environ["PACELINE_JOB_FOLDER"], "saves").touch()
+    Path(os.environ["PACELINE_JOB_DIR"], "saves").touch()
 world.Barrier()
 os.write(1, b"up\\n")
 while not asked or "deaf" in sys.argv:
@@ -65,7 +65,7 @@ from mpi4py import MPI
 world = MPI.COMM_WORLD
 if world.rank == 0:
     pulse = {str(r): {"node": "n", "step": 120 + r} for r in range(world.size)}
-    Path(os.environ["PACELINE_JOB_FOLDER"], "pulse.json").write_text(json.dumps(pulse))
+    Path(os.environ["PACELINE_JOB_DIR"], "pulse.json").write_text(json.dumps(pulse))
 world.Barrier()
 os.write(1, b"up %d %d\\n" % (world.rank, os.getpid()))
 time.sleep(100)
@@ -89,7 +89,7 @@ class Running:
     def mpirun(self) -> int:
         pid = self.launcher.pid
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        (mpirun,) = (c for c in children if "undertaker" not in command_of(c))
+        (mpirun,) = (c for c in children if "reaper" not in command_of(c))
         return int(mpirun)
 
     def end(self) -> tuple[int, str, str]:
@@ -246,13 +246,13 @@ def test_folders_of_launchers_whom_nobody_cleared_up_after_go_later():
 
 
 def test_the_undertaker_of_a_launcher_that_ends_touches_nothing(tmp_path):
-    from paceline.runtime.reaper import undertaker
+    from paceline.runtime.reaper import reaper_beside
 
     marker = f"marker-{uuid.uuid4().hex}"
     sleep = "import time; time.sleep(100)"
     sleeper = subprocess.Popen([sys.executable, "-c", sleep, marker], start_new_session=True)
     try:
-        with undertaker(tmp_path, None) as guard:
+        with reaper_beside(tmp_path, None) as guard:
             guard.tell_session(sleeper.pid)
         assert tmp_path.exists()
         assert sleeper.poll() is None

@@ -61,8 +61,8 @@ time.sleep(100)
 
 RUN = """
 import os, sys
-from paceline.launch.supervise import run_foreground
-sys.exit(run_foreground([sys.executable, *sys.argv[1:]], os.environ))
+from paceline.launch.supervise import supervise_command
+sys.exit(supervise_command([sys.executable, *sys.argv[1:]], os.environ))
 """
 DEAF_LAUNCHER = """
 import signal, time

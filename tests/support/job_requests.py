@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.schedulers.request import Request
+from paceline.cluster.schedulers.request import JobRequest
 
 
-def request(**changes: Any) -> Request:
+def request(**changes: Any) -> JobRequest:
     """A training on one rank."""
     known: dict[str, Any] = {
         "command": ("train", "-n", "1", "mnist"),
@@ -17,7 +17,7 @@ def request(**changes: Any) -> Request:
         "python": "/home/user/venv/bin/python",
         "name": "mnist-bsp",
     }
-    return Request(**(known | changes))
+    return JobRequest(**(known | changes))
 
 
 PLAIN = request(requeue=10)

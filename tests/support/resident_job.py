@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.identity import JOB_FOLDER
+from paceline.cluster.identity import JOB_DIR
 from paceline.comm.node_memory import PREFIX
 from paceline.launch.mpirun import find_mpirun, read_machine, shared_memory
 from paceline.launch.mpirun_command import Job, render_command
@@ -129,7 +129,7 @@ class ResidentJob:
         job = Job(RANKS, 1, tuple(map(str, words)))
         argv, extra = render_command(job, find_mpirun(), read_machine())
         place = self._open.enter_context(shared_memory(find_mpirun()))
-        self._shared = Path(place[JOB_FOLDER])
+        self._shared = Path(place[JOB_DIR])
         with (self._folder / "mpirun").open("wb") as output:
             return subprocess.Popen(
                 argv,

@@ -56,8 +56,8 @@ class WeightCourse(Course):
 
     def __init__(self, rule, start, workers, weights, lr):
         super().__init__(rule, start, workers, weights, lr)
-        self.states = [rule.begin(replica) for replica in self.replicas]
-        if not rule.by_samples:
+        self.states = [rule.init_state(replica) for replica in self.replicas]
+        if not rule.weighted_by_samples:
             self.weights = [1.0] * workers
 
     def turn(self, gradient, order=None):
@@ -98,16 +98,16 @@ class CentreCourse(Course):
         edges = [self.centre.size * piece // pieces for piece in range(pieces + 1)]
         self.pieces = [slice(*edge) for edge in pairwise(edges)]
         self.centre_states = [
-            rule.begin_centre(piece.stop - piece.start, self.centre.dtype) for piece in self.pieces
+            rule.init_centre(piece.stop - piece.start, self.centre.dtype) for piece in self.pieces
         ]
-        self.states = [rule.begin_worker(replica) for replica in self.replicas]
+        self.states = [rule.init_worker(replica) for replica in self.replicas]
         self.since_push, self.seen = np.zeros(workers, int), np.zeros(workers, int)
         self.updates, self.refused = np.zeros(1, int), np.zeros(1, int)
 
     def after_step(self, worker):
         self.since_push[worker] += 1
         push, pull = self.rule.due(self.steps[worker])
-        scale = self.rule.scale(self.updates[0] - self.seen[worker])
+        scale = self.rule.staleness_weight(self.updates[0] - self.seen[worker])
         terms = self.rule.terms(self.steps[worker], self.since_push[worker], len(self.replicas))
         terms = terms._replace(scale=scale)
         pull = pull or (push and not scale)
@@ -125,13 +125,13 @@ class CentreCourse(Course):
         state = {name: vector[piece] for name, vector in self.states[worker].items()}
         message = np.full_like(replica, np.nan)
         if push:
-            self.rule.outgoing(replica, state, terms, out=message)
+            self.rule.make_push(replica, state, terms, out=message)
             if terms.scale:
                 self.rule.absorb(message, centre, centre_state, terms)
         if pull:
-            reply = message if self.rule.answers == "move" else centre
+            reply = message if self.rule.reply_kind == "move" else centre
             before = reply.tobytes()
-            self.rule.incoming(reply, replica, replica, state)
+            self.rule.apply_reply(reply, replica, replica, state)
             assert reply.tobytes() == before
 
     def middle(self):
@@ -154,7 +154,7 @@ class PeerCourse(Course):
         rng = np.random.default_rng([worker, self.steps[worker]])
         if len(self.replicas) > 1 and self.rule.wants_to_push(rng):
             peer = self.rule.choose_peer(rng, worker, len(self.replicas))
-            share = self.shares[worker] = self.rule.halve(self.shares[worker])
+            share = self.shares[worker] = self.rule.split_weight(self.shares[worker])
             self.shares[peer] = self.rule.merge(
                 self.replicas[peer], self.shares[peer], self.replicas[worker].copy(), share
             )
@@ -173,8 +173,8 @@ COURSES = {
 
 def set_out(rule, start, workers, weights=None, lr=0.1, **more):
     """A course of the kind that the rule needs."""
-    rule = getattr(rule, "carried_out_as", rule)
-    return COURSES[rule.meets](rule, start, workers, weights, lr, **more)
+    rule = getattr(rule, "resolve", rule)
+    return COURSES[rule.exchange_kind](rule, start, workers, weights, lr, **more)
 
 
 def random_order(rng, slow=2):

@@ -83,7 +83,7 @@ def train(model, name, folder, world, **settings):
         data={"batch_size": BATCH}, run_dir=f"{folder}/{name}", **settings,
     )  # fmt: skip
     result = trainer.fit()
-    hashes = world.share(trainer.replica.parameters().tobytes())
+    hashes = world.allgather_values(trainer.replica.parameters().tobytes())
     return {
         "losses": [record.train_loss for record in result.history],
         "val_losses": [record.val_loss for record in result.history],

@@ -37,7 +37,7 @@ def all_reduce_repeats_bit_for_bit(world: World) -> None:
     world.all_reduce(first)
     world.all_reduce(second)
     assert first.tobytes() == second.tobytes()
-    assert len(set(world.share(first.tobytes()))) == 1, "ranks got different sums"
+    assert len(set(world.allgather_values(first.tobytes()))) == 1, "ranks got different sums"
 
 
 def a_made_buffer_is_summed_in_place(world: World) -> None:
@@ -70,22 +70,22 @@ def long_sums_are_the_same_on_pretended_nodes(world: World) -> None:
     part.all_reduce(values)
     for found in (made, values):
         assert np.allclose(found, expected, atol=1e-5)
-        assert len(set(world.share(found.tobytes()))) == 1
+        assert len(set(world.allgather_values(found.tobytes()))) == 1
 
 
 def a_patient_world_does_the_same(world: World) -> None:
     part = world.split(0)
-    part.patience_s = 0.001
+    part.poll_interval_s = 0.001
     all_reduce_sums_in_place(part)
     a_made_buffer_is_summed_in_place(part)
     pieces_are_exchanged_all_to_all(part)
     barrier_lets_nobody_through_early(part)
-    assert part.split(0).patience_s == 0.001
+    assert part.split(0).poll_interval_s == 0.001
 
 
 def a_patient_rank_sleeps_while_it_waits(world: World) -> None:
     part = world.split(0)
-    part.patience_s = 0.001
+    part.poll_interval_s = 0.001
     part.barrier()
     began = time.thread_time()  # of a core: how busy the machine is does not matter
     if world.rank == 0:
@@ -136,15 +136,15 @@ def receive_takes_any_rank(world: World) -> None:
 
 
 def small_values_are_told_and_shared(world: World) -> None:
-    assert world.tell({"from": world.rank}, root=world.size - 1) == {"from": world.size - 1}
-    assert world.share(world.rank**2) == [rank**2 for rank in range(world.size)]
+    assert world.bcast_value({"from": world.rank}, root=world.size - 1) == {"from": world.size - 1}
+    assert world.allgather_values(world.rank**2) == [rank**2 for rank in range(world.size)]
 
 
 def split_makes_worlds_of_one_colour(world: World) -> None:
     part = world.split(world.rank % 2)
     members = [rank for rank in range(world.size) if rank % 2 == world.rank % 2]
     assert (part.rank, part.size) == (members.index(world.rank), len(members))
-    assert part.share(world.rank) == members
+    assert part.allgather_values(world.rank) == members
     total = np.array([float(world.rank)])
     part.all_reduce(total)
     assert total[0] == sum(members)
@@ -153,7 +153,7 @@ def split_makes_worlds_of_one_colour(world: World) -> None:
 def ranks_of_a_node_know_each_other(world: World) -> None:
     assert world.rank in world.node_ranks
     assert world.node_ranks == tuple(range(world.size))  # all tests run on one machine
-    assert len(set(world.share(world.node))) == 1
+    assert len(set(world.allgather_values(world.node))) == 1
 
 
 def barrier_lets_nobody_through_early(world: World) -> None:
@@ -189,10 +189,10 @@ def posted_messages_match_in_order(world: World) -> None:
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
     buffers = [np.zeros(2) for _ in range(4)]
     sources = [before, ANY_RANK, before, ANY_RANK]
-    coming = [world.expect(b, source, tag=7) for b, source in zip(buffers, sources, strict=True)]
+    coming = [world.irecv(b, source, tag=7) for b, source in zip(buffers, sources, strict=True)]
     other = np.zeros(1)
-    aside = world.expect(other, before, tag=8)
-    leaving = [world.dispatch(np.array([world.rank, n], float), after, tag=7) for n in range(4)]
+    aside = world.irecv(other, before, tag=8)
+    leaving = [world.isend(np.array([world.rank, n], float), after, tag=7) for n in range(4)]
     for pending in [*reversed(coming), *leaving]:
         wait_until(pending.done)
     assert [b.tolist() for b in buffers] == [[before, n] for n in range(4)]
@@ -213,7 +213,7 @@ def a_posted_receive_goes_before_a_later_one(world: World) -> None:
         world.send(np.array([2.0]), 0, tag=11)
     elif world.rank == 0:
         posted, later = np.zeros(1), np.zeros(1)
-        pending = world.expect(posted, 1, tag=11)
+        pending = world.irecv(posted, 1, tag=11)
         world.barrier()
         world.receive(later, 1, tag=11)
         assert pending.done()
@@ -226,8 +226,8 @@ def a_shorter_message_fills_the_beginning(world: World) -> None:
     if isinstance(world, SoloWorld):
         return
     buffer = np.full(5, -1.0, np.float32)
-    pending = world.expect(buffer, world.rank, tag=9)
-    leaving = world.dispatch(np.array([3, 4], np.float32), world.rank, tag=9)
+    pending = world.irecv(buffer, world.rank, tag=9)
+    leaving = world.isend(np.array([3, 4], np.float32), world.rank, tag=9)
     wait_until(pending.done)
     wait_until(leaving.done)
     assert buffer.tolist() == [3, 4, -1, -1, -1]
@@ -237,8 +237,8 @@ def a_longer_message_is_an_error(world: World) -> None:
     if world.size == 1:  # Open MPI 5.0.11 does not notice it in a message to oneself
         return
     after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
-    pending = world.expect(np.zeros(1, np.float32), before, tag=12)
-    leaving = world.dispatch(np.ones(2, np.float32), after, tag=12)
+    pending = world.irecv(np.zeros(1, np.float32), before, tag=12)
+    leaving = world.isend(np.ones(2, np.float32), after, tag=12)
     for _ in range(2):  # whoever asks again hears the same
         with pytest.raises(WorldError):
             wait_until(pending.done)
@@ -249,14 +249,14 @@ def a_cancelled_receive_leaves_its_message_to_a_later_one(world: World) -> None:
     if isinstance(world, SoloWorld):
         return
     dropped, kept = np.zeros(1), np.zeros(1)
-    first = world.expect(dropped, ANY_RANK, tag=10)
+    first = world.irecv(dropped, ANY_RANK, tag=10)
     first.cancel()
     first.cancel()
     assert not first.done()
     world.barrier()
     after = (world.rank + 1) % world.size
-    leaving = world.dispatch(np.array([6.0]), after, tag=10)
-    second = world.expect(kept, ANY_RANK, tag=10)
+    leaving = world.isend(np.array([6.0]), after, tag=10)
+    second = world.irecv(kept, ANY_RANK, tag=10)
     wait_until(second.done)
     wait_until(leaving.done)
     second.cancel()  # too late: it has come
@@ -268,16 +268,16 @@ def a_cancelled_receive_leaves_its_message_to_a_later_one(world: World) -> None:
 
 def a_thread_serves_while_another_asks(world: World) -> None:
     """As a rank that holds the centre does: it also asks itself."""
-    if isinstance(world, SoloWorld) or not world.threads_may_talk:
+    if isinstance(world, SoloWorld) or not world.thread_multiple:
         return
     asked, answered, rounds = 20, 21, 30
 
     def serve() -> None:
         question = np.zeros(100_000)
         for _ in range(rounds * world.size):
-            pending = world.expect(question, ANY_RANK, tag=asked)
+            pending = world.irecv(question, ANY_RANK, tag=asked)
             wait_until(pending.done)
-            answer = world.dispatch(question + 1, pending.source, tag=answered)
+            answer = world.isend(question + 1, pending.source, tag=answered)
             wait_until(answer.done)
 
     server = threading.Thread(target=serve) if world.rank == 0 else None
@@ -285,8 +285,8 @@ def a_thread_serves_while_another_asks(world: World) -> None:
         server.start()
     for n in range(rounds):
         answer = np.zeros(100_000)
-        pending = world.expect(answer, 0, tag=answered)
-        wait_until(world.dispatch(np.full(100_000, float(n)), 0, tag=asked).done)
+        pending = world.irecv(answer, 0, tag=answered)
+        wait_until(world.isend(np.full(100_000, float(n)), 0, tag=asked).done)
         wait_until(pending.done)
         assert (answer == n + 1).all()
     if server:
@@ -365,7 +365,7 @@ def too_much_node_memory_is_refused_to_all(world: World) -> None:
         with pytest.raises(WorldError, match=f"{2**50} bytes") as caught:
             world.node_memory(2**50 if too_much else 8)
         world.node_ranks = real
-        assert len(set(world.share(str(caught.value)))) == 1
+        assert len(set(world.allgather_values(str(caught.value)))) == 1
     assert world.node_memory(8).bytes.size == 8
 
 

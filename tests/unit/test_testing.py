@@ -168,7 +168,7 @@ def test_a_dropped_message_never_leaves_and_all_others_do(tmp_path):
 
     def act(world, step):
         if world.rank == 1:
-            assert world.dispatch(np.array([float(step)]), to=0, tag=5).done()
+            assert world.isend(np.array([float(step)]), to=0, tag=5).done()
         elif step == STEPS:
             for _ in range(STEPS - 2):
                 world.receive(room, source=1, tag=5)

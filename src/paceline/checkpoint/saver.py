@@ -32,7 +32,7 @@ def _stand_back() -> None:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
-class Opened(NamedTuple):
+class OpenCheckpoint(NamedTuple):
     """A checkpoint that is being made."""
 
     number: int | None

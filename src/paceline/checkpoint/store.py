@@ -240,7 +240,7 @@ class Store:
             raise CheckpointError(f"the checkpoint {place} is damaged: {error}{REMEDY}") from error
 
 
-def newest_sound(store: Store, report: Callable[[str], None]) -> str | None:
+def newest_valid(store: Store, report: Callable[[str], None]) -> str | None:
     """The newest checkpoint that is whole; every damaged one after it is reported."""
     faults = []
     sound = None

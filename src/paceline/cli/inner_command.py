@@ -18,7 +18,7 @@ from paceline.training.run_dir import find_run_dir
 
 
 @dataclass(frozen=True)
-class Command:
+class InnerCommand:
     """A command of Paceline, without the number of its ranks and threads."""
 
     kind: str
@@ -37,7 +37,7 @@ class Command:
     """The words that each task of an array adds."""
 
 
-def read_command(words: Sequence[str], tasks: Sequence[Settings]) -> Command:
+def read_command(words: Sequence[str], tasks: Sequence[Settings]) -> InnerCommand:
     """Read `train ...` or `run ...` with the parsers of these commands; argparse ends if it must.
 
     A training is told its directory, and to go on in it: then it can be started again.
@@ -64,7 +64,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _read_run(
     args: argparse.Namespace, words: tuple[str, ...], tasks: Sequence[Settings]
-) -> Command:
+) -> InnerCommand:
     if tasks:
         raise ConfigError(
             "--array-seeds and --sweep are settings of train; a script of `run` has its own: "
@@ -77,12 +77,12 @@ def _read_run(
     target = args.arguments[0] if args.script == "-m" else Path(args.script).stem
     name = _plain(target)
     run_dir = free_run_dir(name).absolute()
-    return Command("run", words, name, run_dir, True, args.ranks, args.threads)
+    return InnerCommand("run", words, name, run_dir, True, args.ranks, args.threads)
 
 
 def _read_train(
     args: argparse.Namespace, words: tuple[str, ...], tasks: Sequence[Settings]
-) -> Command:
+) -> InnerCommand:
     config = read_settings(args)
     name = _plain(f"{_model(config)}-{config.rule.name}")
     run_dir, is_new = _run_dir(config, name, bool(tasks))
@@ -95,7 +95,7 @@ def _read_train(
         for number, task in enumerate(tasks, start=1)
     )
     _check_tasks(words, adds)
-    return Command("train", words, name, run_dir, is_new, args.ranks, args.threads, adds)
+    return InnerCommand("train", words, name, run_dir, is_new, args.ranks, args.threads, adds)
 
 
 def _assigned(settings: Settings) -> tuple[str, ...]:

@@ -13,20 +13,20 @@ from pathlib import Path
 
 from paceline.cluster.cores import THREAD_VARIABLES, available_cores, most_threads
 from paceline.cluster.detect import Environment, detect
-from paceline.cluster.gpus import deal_gpus
+from paceline.cluster.gpus import assign_gpus
 from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
 from paceline.cluster.schedulers.allocation import read_allocation
 from paceline.errors import LaunchError
 from paceline.launch.limits import check_folder, check_limits, complete_environment
 from paceline.launch.mpirun import find_mpirun, start_alone, start_ranks
 from paceline.launch.mpirun_command import Job, Mpirun, Placement
-from paceline.launch.placement import Plan, plan_ranks
-from paceline.launch.rendezvous import PORTS_TRIED, meeting_place
+from paceline.launch.placement import RankPlan, plan_ranks
+from paceline.launch.rendezvous import PORTS_TRIED, rendezvous_env
 from paceline.launch.restarts import run_with_restarts
 from paceline.launch.srun import find_srun
-from paceline.launch.supervise import Ended
+from paceline.launch.supervise import JobResult
 from paceline.runtime.compile_cache import keep_compile_cache_private
-from paceline.runtime.job_dir import RESTART, settle_in
+from paceline.runtime.job_dir import RESTART, prepare_job_dir
 from paceline.runtime.torchrun.env import RANKS_PER_HOST
 
 MOST_RANKS = 1_000_000
@@ -93,16 +93,16 @@ def start_or_join(
         os.environ |= dict.fromkeys(THREAD_VARIABLES, str(args.threads))
     if environment.launched:
         _check_launched(environment, args)
-        settle_in()
+        prepare_job_dir()
         if not for_torch:
-            deal_gpus(environment)
+            assign_gpus(environment)
         return join()
     if _is_lone_rank(environment, args):
         return join()
     check_folder()
     complete_environment(os.environ)
     launcher = _find_launcher(args)
-    plan = _plan(args) if launcher else Plan(1, args.threads or available_cores(), Placement())
+    plan = _plan(args) if launcher else RankPlan(1, args.threads or available_cores(), Placement())
     if plan.ranks == 1 and not plan.placement.hosts and not args.restarts:
         os.environ |= {"PACELINE_RANKS": "1", RESTART: "0"}
         with _place_to_meet(plan.placement, for_torch) as told:
@@ -112,7 +112,7 @@ def start_or_join(
     if launcher is not None and launcher.kind == "openmpi" and not plan.placement.hosts:
         check_limits(plan.ranks)
 
-    def run(restart: int) -> Ended:
+    def run(restart: int) -> JobResult:
         words = again() if restart and again is not None else command
         program = (sys.executable, "-m", "paceline", *words)
         for attempt in range(PORTS_TRIED):
@@ -131,7 +131,7 @@ def start_or_join(
     return ended.code
 
 
-def _start(job: Job, restart: int, launcher: Mpirun | None) -> Ended:
+def _start(job: Job, restart: int, launcher: Mpirun | None) -> JobResult:
     if launcher is None or (job.ranks == 1 and not job.placement.hosts):
         return start_alone(job, restart)
     return start_ranks(job, restart, launcher)
@@ -144,7 +144,7 @@ def _place_to_meet(placement: Placement, for_torch: bool) -> Iterator[dict[str, 
         yield {}
         return
     counts = ",".join(str(host.slots or 1) for host in placement.hosts)
-    with meeting_place(placement, os.environ) as told:
+    with rendezvous_env(placement, os.environ) as told:
         yield {**told, RANKS_PER_HOST: counts}
 
 
@@ -181,7 +181,7 @@ def _find_launcher(args: argparse.Namespace) -> Mpirun | None:
         return None
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(args: argparse.Namespace) -> RankPlan:
     hosts: tuple[Host, ...] = ()
     if args.hosts:
         hosts = parse_hosts(args.hosts)

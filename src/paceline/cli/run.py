@@ -15,7 +15,7 @@ from paceline.cli.rank_options import add_rank_options, start_or_join
 from paceline.cluster.detect import detect
 from paceline.errors import SAVED, LaunchError
 from paceline.runtime.failure import fail
-from paceline.runtime.torchrun.env import introduce, is_on_one_node
+from paceline.runtime.torchrun.env import is_on_one_node, set_torchrun_env
 from paceline.runtime.torchrun.hook import keep_stores_inside, meet_where_none_is_named
 from paceline.runtime.world import everyone
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
 
 def _join(script: str, arguments: list[str]) -> int:
     """Be a rank that runs the script, as torchrun's would find itself."""
-    introduce(detect())
+    set_torchrun_env(detect())
     if is_on_one_node(os.environ):
         keep_stores_inside()
     meet_where_none_is_named(_meet_by_mpi)

@@ -11,11 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.inner_command import Command, read_command
+from paceline.cli.inner_command import InnerCommand, read_command
 from paceline.cluster.schedulers import SCHEDULERS
 from paceline.cluster.schedulers.follow import explain_stuck, follow, stop_command
 from paceline.cluster.schedulers.interface import Scheduler
-from paceline.cluster.schedulers.request import Request, make_request
+from paceline.cluster.schedulers.request import JobRequest, make_request
 from paceline.cluster.schedulers.submit import RunDirTaken, Submitted, ask_scheduler, submit
 from paceline.cluster.schedulers.sweep import make_tasks
 from paceline.errors import ConfigError, LaunchError
@@ -130,7 +130,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     return 0
 
 
-def _submit(args: argparse.Namespace, scheduler: Scheduler) -> tuple[Request, Submitted]:
+def _submit(args: argparse.Namespace, scheduler: Scheduler) -> tuple[JobRequest, Submitted]:
     """Hand it in; others may take the name of its run directory just before us: then by another."""
     for _ in range(_NAMES_TRIED):
         request, is_new = _read_request(args, scheduler)
@@ -142,13 +142,13 @@ def _submit(args: argparse.Namespace, scheduler: Scheduler) -> tuple[Request, Su
     )
 
 
-def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> tuple[Request, bool]:
+def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> tuple[JobRequest, bool]:
     """Read command and resources; what is wrong with either is told together.
 
     Also tells whether the run directory is a new one.
     """
     faults: list[str] = []
-    command = Command("train", (), "job", Path("runs").absolute())
+    command = InnerCommand("train", (), "job", Path("runs").absolute())
     try:
         words = args.job[1:] if args.job[:1] == ["--"] else args.job
         command = read_command(words, make_tasks(args.array_seeds, args.sweep))
@@ -175,7 +175,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def _known(command: Command) -> dict[str, Any]:
+def _known(command: InnerCommand) -> dict[str, Any]:
     return {
         "command": command.words,
         "run_dir": command.run_dir,
@@ -187,7 +187,7 @@ def _known(command: Command) -> dict[str, Any]:
     }
 
 
-def _contradictions(command: Command, request: Request) -> list[str]:
+def _contradictions(command: InnerCommand, request: JobRequest) -> list[str]:
     """Numbers that the command gives as well as the resources, and otherwise; what is missing."""
     faults = [
         f"--env {name} takes its value from here, and {name} is not set: export it, or say "
@@ -208,7 +208,7 @@ def _contradictions(command: Command, request: Request) -> list[str]:
     return faults
 
 
-def describe(job: Submitted, request: Request, scheduler: Scheduler) -> str:
+def describe(job: Submitted, request: JobRequest, scheduler: Scheduler) -> str:
     """What a person wants to know of a job that was taken."""
     counts = (
         (request.nodes, "node"),

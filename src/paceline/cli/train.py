@@ -239,7 +239,7 @@ def _tell(lines: Sequence[str]) -> None:
 
 
 def _train(config: RunConfig, summary: str | None) -> int:
-    from paceline.comm.rank0 import once
+    from paceline.comm.rank0 import on_rank0
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
     from paceline.runtime.failure import fail
@@ -251,7 +251,7 @@ def _train(config: RunConfig, summary: str | None) -> int:
     world = init()
     try:
         if summary is not None:
-            once(world, lambda: check_writable(Path(summary)))
+            on_rank0(world, lambda: check_writable(Path(summary)))
         result = Trainer(config=config).fit()
         if world.rank == 0:
             if summary is not None:

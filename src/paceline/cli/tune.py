@@ -19,11 +19,11 @@ from paceline.cluster.schedulers.allocation import read_allocation
 from paceline.errors import LaunchError
 from paceline.observe import write_atomically
 from paceline.tools.bench.rows import check_plot
-from paceline.tools.tune.command import Command
-from paceline.tools.tune.plan import Room, plan
+from paceline.tools.tune.command import TrialCommand
+from paceline.tools.tune.plan import Capacity, plan
 from paceline.tools.tune.report import draw, plain, render_notes, render_table
 from paceline.tools.tune.search import Search, best_of, describe_load, tell
-from paceline.tools.tune.trial import Outcome, Patience, Stopped, run_trial, stoppable
+from paceline.tools.tune.trial import Outcome, Stopped, TrialLimits, run_trial, stoppable
 from paceline.training.run_dir import check_writable
 
 _KINDS = {"train": train_command, "run": run_command}
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     for path in filter(None, (args.json, args.plot)):
         check_writable(Path(path))
     room = _look_around(args)
-    patience = Patience.of(args.seconds, args.all)
+    patience = TrialLimits.of(args.seconds, args.all)
     search = Search(
         lambda setting, best: run_trial(command, setting, patience, best),
         room.cores,
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     return _report(args, command, search.outcomes, room.cores) or code
 
 
-def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> Command:
+def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> TrialCommand:
     """The command behind `--`, checked by its own parser."""
     words = list(words)
     if words[:1] == ["--"]:
@@ -129,7 +129,7 @@ def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> Comm
         script = [parsed.script, *parsed.arguments]
         before = options[: len(options) - len(script)]
         options = before[:-1] if before[-1:] == ["--"] else before
-    return Command(
+    return TrialCommand(
         words[0],
         tuple(options),
         tuple(script),
@@ -137,7 +137,7 @@ def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> Comm
     )
 
 
-def _look_around(args: argparse.Namespace) -> Room:
+def _look_around(args: argparse.Namespace) -> Capacity:
     """What the ranks share: this machine, or the hosts that were named or granted."""
     here, threads = available_cores(), 1
     hosts: tuple[Host, ...] = ()
@@ -147,10 +147,12 @@ def _look_around(args: argparse.Namespace) -> Room:
     elif (allocation := read_allocation()) is not None:
         hosts, threads = allocation.hosts, allocation.threads or 1
     slots = [here if host.slots is None else host.slots * threads for host in hosts] or [here]
-    return Room(sum(slots), min(slots), sum(slots) if named else None)
+    return Capacity(sum(slots), min(slots), sum(slots) if named else None)
 
 
-def _report(args: argparse.Namespace, command: Command, outcomes: list[Outcome], cores: int) -> int:
+def _report(
+    args: argparse.Namespace, command: TrialCommand, outcomes: list[Outcome], cores: int
+) -> int:
     """Write what was found; 1 if all failed, else 0."""
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     best = best_of(outcomes)

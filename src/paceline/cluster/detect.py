@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.cluster import hydra, intel, none, openmpi, torchrun
-from paceline.cluster.identity import JOB_FOLDER, Environment, Kind, read_count
+from paceline.cluster.identity import Environment, Kind, read_count
 from paceline.cluster.schedulers import lsf_launch_environment_lsf as lsf
 from paceline.cluster.schedulers import pbs_launch_environment_pbs as pbs
 from paceline.cluster.schedulers import sge_launch_environment_sge as sge
 from paceline.cluster.schedulers import slurm_launch_environment_slurm as slurm
 from paceline.errors import LaunchError
 
-__all__ = ["JOB_FOLDER", "KINDS", "Environment", "check_world", "detect"]
+__all__ = ["KINDS", "Environment", "check_world", "detect"]
 
 
 # The first that knows this process wins, so what lies further inside comes first. torchrun is

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from paceline.cluster.detect import Environment
 
-SWITCH = "PACELINE_DEAL_GPUS"
+SWITCH = "PACELINE_ASSIGN_GPUS"
 """The variable that, set to 0, leaves every rank all GPUs that it sees."""
 
 _CUDA, _HIP, _ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -49,14 +49,14 @@ def deal(visible: Sequence[str], local_rank: int, local_size: int) -> tuple[str,
     return (visible[local_rank % len(visible)],)
 
 
-def deal_gpus(
+def assign_gpus(
     environment: Environment, env: MutableMapping[str, str] = os.environ, root: Path = _ROOT
 ) -> None:
     """Let this rank see its own GPU alone; call it before a framework looks for GPUs.
 
     Where one is visible nothing changes: the launcher or the scheduler has dealt them, or this
     was called before. Nothing changes either for a process that is no rank, or does not know
-    which of its node's it is, nor with PACELINE_DEAL_GPUS=0.
+    which of its node's it is, nor with PACELINE_ASSIGN_GPUS=0.
     """
     if not environment.launched or environment.local_rank is None or env.get(SWITCH) == "0":
         return

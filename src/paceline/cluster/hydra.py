@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 
-from paceline.cluster.identity import OTHER_MPI, Environment, Remedy, read_rank
+from paceline.cluster.identity import OTHER_MPI, Environment, WorldSizeAdvice, read_rank
 
-REMEDIES: Mapping[str, Remedy] = {"hydra": Remedy("mpiexec (Hydra) started {n} tasks", OTHER_MPI)}
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "hydra": WorldSizeAdvice("mpiexec (Hydra) started {n} tasks", OTHER_MPI)
+}
 
 
 def read(env: Mapping[str, str]) -> Environment | None:

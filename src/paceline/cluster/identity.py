@@ -24,7 +24,7 @@ class Environment:
 
 
 @dataclass(frozen=True)
-class Remedy:
+class WorldSizeAdvice:
     """What to say of a world of another size: how many were meant, by whom, and what to do.
 
     `{n}` in both stands for the number of ranks that was meant.
@@ -38,7 +38,7 @@ class Kind(Protocol):
     """A launcher or a scheduler: each file of this package but this one is one."""
 
     @property
-    def REMEDIES(self) -> Mapping[str, Remedy]:
+    def REMEDIES(self) -> Mapping[str, WorldSizeAdvice]:
         """A remedy for each `Environment.kind` that `read` gives."""
 
     def read(self, env: Mapping[str, str]) -> Environment | None:
@@ -105,5 +105,5 @@ def _read_number(env: Mapping[str, str], name: str, least: int) -> int | None:
     return int(text)
 
 
-JOB_FOLDER = "PACELINE_JOB_FOLDER"
+JOB_DIR = "PACELINE_JOB_DIR"
 """The variable that names the folder which our launcher made for this job, and removes."""

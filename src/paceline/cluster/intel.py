@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.cluster import hydra
-from paceline.cluster.identity import OTHER_MPI, Environment, Remedy
+from paceline.cluster.identity import OTHER_MPI, Environment, WorldSizeAdvice
 
-REMEDIES: Mapping[str, Remedy] = {
-    "intel": Remedy("Intel MPI's mpirun started {n} tasks", OTHER_MPI)
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "intel": WorldSizeAdvice("Intel MPI's mpirun started {n} tasks", OTHER_MPI)
 }
 
 # I_MPI_ROOT and settings such as I_MPI_FABRICS come with a module that is loaded, whoever starts

@@ -24,7 +24,7 @@ COMMANDS = (
 """What is looked for on PATH."""
 
 
-def resolve(name: str) -> list[str]:
+def addresses_of(name: str) -> list[str]:
     """The addresses of a name, each once; none if it is unknown."""
     with suppress(OSError, UnicodeError):
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from paceline.cluster.identity import Environment, Remedy, describe_script
+from paceline.cluster.identity import Environment, WorldSizeAdvice, describe_script
 
-REMEDIES: Mapping[str, Remedy] = {
-    "none": Remedy(
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "none": WorldSizeAdvice(
         "PACELINE_RANKS asks for {n} tasks",
         "Start the ranks with `paceline run -n {n}`, or unset PACELINE_RANKS.",
     )

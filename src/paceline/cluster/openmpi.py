@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from paceline.cluster.identity import OTHER_MPI, Environment, Remedy, read_rank
+from paceline.cluster.identity import OTHER_MPI, Environment, WorldSizeAdvice, read_rank
 
-REMEDIES: Mapping[str, Remedy] = {
-    "openmpi": Remedy("Open MPI's mpirun started {n} tasks", OTHER_MPI)
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "openmpi": WorldSizeAdvice("Open MPI's mpirun started {n} tasks", OTHER_MPI)
 }
 
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from paceline.cluster.identity import Environment, Remedy, read_count, read_rank
+from paceline.cluster.identity import Environment, WorldSizeAdvice, read_count, read_rank
 
-REMEDIES: Mapping[str, Remedy] = {
-    "torchrun": Remedy(
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "torchrun": WorldSizeAdvice(
         "torchrun started {n} processes",
         "torchrun tells MPI nothing of the others. Start with `paceline run -n {n} script.py` "
         "instead of torchrun.",

@@ -18,8 +18,8 @@ mpi4py.rc(thread_level="multiple")
 
 from mpi4py import MPI  # noqa: E402
 
-from paceline.comm.allreduce.node import SMALL_BYTES, NodeSum  # noqa: E402
-from paceline.comm.allreduce.pipelined import LONG_BYTES, PipedSum  # noqa: E402
+from paceline.comm.allreduce.node import SMALL_BYTES, NodeAllreduce  # noqa: E402
+from paceline.comm.allreduce.pipelined import LONG_BYTES, PipelinedAllreduce  # noqa: E402
 from paceline.comm.node_memory import map_together  # noqa: E402
 from paceline.comm.polling import LONGEST_S, wait_until  # noqa: E402
 from paceline.comm.values import from_bytes, to_bytes  # noqa: E402
@@ -55,11 +55,11 @@ class MPIWorld:
         neighbours.Allgather(np.array([self.rank]), ranks)
         self.node_ranks: tuple[int, ...] = tuple(ranks.tolist())
         neighbours.Free()
-        self.patience_s: float | None = None
-        self._sums: NodeSum | None = None
+        self.poll_interval_s: float | None = None
+        self._sums: NodeAllreduce | None = None
         self._sums_tried = self._pipes = False
-        self._pipe_of: dict[np.dtype[Any], PipedSum] = {}
-        self.threads_may_talk: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        self._pipe_of: dict[np.dtype[Any], PipelinedAllreduce] = {}
+        self.thread_multiple: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         for piece in _pieces(buffer, MAX_ELEMENTS):
@@ -67,7 +67,7 @@ class MPIWorld:
 
     def all_reduce(self, buffer: Buffer) -> None:
         small = check_buffer(buffer).nbytes <= SMALL_BYTES
-        if small and self.patience_s is None:
+        if small and self.poll_interval_s is None:
             self._comm.Allreduce(MPI.IN_PLACE, buffer)
             return
         sums = None if small else self._node_sums()
@@ -77,7 +77,7 @@ class MPIWorld:
             self._pipe_for(buffer.dtype).all_reduce(buffer.reshape(-1))
             return
         for piece in _pieces(buffer, MAX_ELEMENTS):
-            if self.patience_s is None:
+            if self.poll_interval_s is None:
                 self._comm.Allreduce(MPI.IN_PLACE, piece)
             else:
                 self._await(self._comm.Iallreduce(MPI.IN_PLACE, piece))
@@ -95,7 +95,7 @@ class MPIWorld:
         if self._sums is not None:
             self._sums.drop_buffer(buffer)
 
-    def _node_sums(self) -> NodeSum | None:
+    def _node_sums(self) -> NodeAllreduce | None:
         """How ranks that share nodes sum; None where no rank has a neighbour, or no memory.
 
         Where no rank has one, long sums go in short messages, unless the network has better.
@@ -104,25 +104,25 @@ class MPIWorld:
         """
         if not self._sums_tried:
             self._sums_tried = True
-            known = self.share((len(self.node_ranks), _has_fabric()))
+            known = self.allgather_values((len(self.node_ranks), _has_fabric()))
             shared = any(neighbours > 1 for neighbours, _ in known)
             self._pipes = not shared and not any(fabric for _, fabric in known)
             try:
-                self._sums = NodeSum(self) if shared else None
+                self._sums = NodeAllreduce(self) if shared else None
             except WorldError:  # on all ranks
                 self._sums = None
         return self._sums
 
-    def _pipe_for(self, dtype: np.dtype[Any]) -> PipedSum:
+    def _pipe_for(self, dtype: np.dtype[Any]) -> PipelinedAllreduce:
         if dtype not in self._pipe_of:
-            self._pipe_of[dtype] = PipedSum(self, dtype)
+            self._pipe_of[dtype] = PipelinedAllreduce(self, dtype)
         return self._pipe_of[dtype]
 
     def all_to_all(self, send: Buffer, receive: Buffer) -> None:
         check_pieces(send, receive, self.size)
         outgoing, incoming = send.reshape(self.size, -1), receive.reshape(self.size, -1)
         if send.size <= MAX_ELEMENTS:
-            if self.patience_s is None:
+            if self.poll_interval_s is None:
                 self._comm.Alltoall(outgoing, incoming)
             else:
                 self._await(self._comm.Ialltoall(outgoing, incoming))
@@ -145,23 +145,23 @@ class MPIWorld:
             wanted = status.Get_source()  # all pieces of one message from one rank
         return Received(wanted, tag)
 
-    def expect(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
+    def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
         wanted = MPI.ANY_SOURCE if source == ANY_RANK else source
         return _Expected(self._comm.Irecv(_whole(buffer), source=wanted, tag=tag))
 
-    def dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+    def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
         return _Dispatched(self._comm.Isend(_whole(buffer), dest=to, tag=tag), self.rank)
 
     def barrier(self) -> None:
-        if self.patience_s is None:
+        if self.poll_interval_s is None:
             self._comm.Barrier()
         else:
             self._await(self._comm.Ibarrier())
 
     def _await(self, request: Any) -> None:
-        wait_until(request.Test, self.patience_s or LONGEST_S)
+        wait_until(request.Test, self.poll_interval_s or LONGEST_S)
 
-    def tell(self, value: T, root: int = 0) -> T:
+    def bcast_value(self, value: T, root: int = 0) -> T:
         data = np.frombuffer(to_bytes(value), np.uint8) if self.rank == root else None
         size = np.array([0 if data is None else data.size])
         self._comm.Bcast(size, root=root)
@@ -170,7 +170,7 @@ class MPIWorld:
         result: T = value if self.rank == root else from_bytes(buffer.tobytes())
         return result
 
-    def share(self, value: T) -> list[T]:
+    def allgather_values(self, value: T) -> list[T]:
         data = np.frombuffer(to_bytes(value), np.uint8).copy()
         sizes = np.empty(self.size, np.int64)
         self._comm.Allgather(np.array([data.size]), sizes)
@@ -188,19 +188,19 @@ class MPIWorld:
         finally:
             neighbours.free()
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """A rank that fails ends all of MPI."""
 
     def split(self, colour: int) -> MPIWorld:
         part = MPIWorld(self._comm.Split(colour, self.rank))
-        part.patience_s = self.patience_s
+        part.poll_interval_s = self.poll_interval_s
         return part
 
     def free(self) -> None:
         self._comm.Free()
 
     def abort(self, code: int = 1) -> NoReturn:
-        Everyone().abort(code)
+        AllRanks().abort(code)
 
 
 class _Expected:
@@ -308,7 +308,7 @@ def world_of_mpi() -> MPIWorld:
     return MPIWorld(MPI.COMM_WORLD.Dup())
 
 
-class Everyone:
+class AllRanks:
     """All ranks of MPI, for ending them: unlike a world, it is made without their help."""
 
     def __init__(self) -> None:

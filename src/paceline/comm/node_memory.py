@@ -183,13 +183,13 @@ def map_together(world: World, neighbours: World, nbytes: int, locks: int) -> Fi
     path, problem = None, None
     if neighbours.rank == 0:
         path, problem = _attempt(world, lambda: make_file(find_place(), nbytes))
-    path, problem = neighbours.tell((path, problem))
+    path, problem = neighbours.bcast_value((path, problem))
     memory = None
     if path is not None:
         memory, problem = _attempt(world, lambda: open_file(path, nbytes, locks))
-    if len(set(neighbours.share((nbytes, locks)))) > 1:
+    if len(set(neighbours.allgather_values((nbytes, locks)))) > 1:
         problem = problem or f"the ranks of {world.node} ask for different node memory"
-    problems = [text for text in world.share(problem) if text]
+    problems = [text for text in world.allgather_values(problem) if text]
     if neighbours.rank == 0 and path is not None:
         path.unlink(missing_ok=True)
     if not problems and memory is not None:

@@ -16,26 +16,26 @@ class Nodes:
     """
 
     def __init__(self, world: World) -> None:
-        lowest = world.share(min(world.node_ranks))
+        lowest = world.allgather_values(min(world.node_ranks))
         self.count = len(set(lowest))
-        self.neighbours: World = world.split(min(world.node_ranks))
+        self.local: World = world.split(min(world.node_ranks))
         self.owners = min(lowest.count(node) for node in set(lowest))
         """How many ranks of each node own a slice."""
-        across = world.split(self.neighbours.rank)
-        self.owns = self.neighbours.rank < self.owners
-        self.across: World | None = across if self.owns and self.count > 1 else None
+        cross = world.split(self.local.rank)
+        self.owns_slice = self.local.rank < self.owners
+        self.cross: World | None = cross if self.owns_slice and self.count > 1 else None
         """The owners of this rank's slice, one on each node; None without a slice, or alone."""
-        self.beside: World | None = self.across and self.across.split(0)
+        self.beside: World | None = self.cross and self.cross.split(0)
         """The same ranks, for what another thread talks about meanwhile."""
-        if self.across is None:
-            across.free()
+        if self.cross is None:
+            cross.free()
 
     def slice_of(self, size: int, itemsize: int, owner: int | None = None) -> slice:
         """The part of a vector that a rank of this node owns, by default this rank.
 
         It begins on a cache line; a rank that owns nothing gets an empty slice.
         """
-        owner = self.neighbours.rank if owner is None else owner
+        owner = self.local.rank if owner is None else owner
         if owner >= self.owners:
             return slice(size, size)
         line = ALIGNMENT_BYTES // itemsize

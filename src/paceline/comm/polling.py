@@ -12,7 +12,7 @@ LONGEST_S = 0.002
 """Longest sleep between two looks: waking up costs 40 us on a virtual machine, 2 % of a core so."""
 
 
-class Patience:
+class Backoff:
     """Wait for something that is looked at again and again, without burning a core.
 
     First a few yields of the processor, then sleeps that grow to `longest_s`.
@@ -41,7 +41,7 @@ class Patience:
 
 def wait_until(done: Callable[[], bool], longest_s: float = LONGEST_S) -> None:
     """Return when `done()` is true."""
-    patience = Patience(longest_s)
+    patience = Backoff(longest_s)
     while not done():
         patience.pause()
 
@@ -50,7 +50,7 @@ def wait_for_any(pendings: Sequence[Pending], longest_s: float = LONGEST_S) -> i
     """The index of a message that is done, the first of them if several are."""
     if not pendings:
         raise ValueError("nothing to wait for")
-    patience = Patience(longest_s)
+    patience = Backoff(longest_s)
     while True:
         for at, pending in enumerate(pendings):
             if pending.done():

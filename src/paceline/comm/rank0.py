@@ -11,7 +11,7 @@ from paceline.errors import PacelineError, WorldError
 T = TypeVar("T")
 
 
-def once(world: World, action: Callable[[], T]) -> T:
+def on_rank0(world: World, action: Callable[[], T]) -> T:
     """Run the action on rank 0 and give all ranks its small result, or its error."""
     value: T | None = None
     error: Exception | None = None
@@ -23,7 +23,7 @@ def once(world: World, action: Callable[[], T]) -> T:
             error = raised
             other = WorldError(f"rank 0 failed: {raised!r}")
             told = raised if isinstance(raised, PacelineError) else other
-    value, told = world.tell((value, told))
+    value, told = world.bcast_value((value, told))
     if told is not None:
         raise error or told
     return value  # type: ignore[return-value]

@@ -28,8 +28,8 @@ class SoloWorld:
     rank = 0
     size = 1
     node_ranks: tuple[int, ...] = (0,)
-    threads_may_talk = True
-    patience_s: float | None = None
+    thread_multiple = True
+    poll_interval_s: float | None = None
 
     def __init__(self) -> None:
         self.node = socket.gethostname()
@@ -56,25 +56,25 @@ class SoloWorld:
     def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
         raise WorldError("rank 0 is alone and would wait for ever for a message")
 
-    def expect(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
+    def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
         raise WorldError("rank 0 is alone and nobody will send what it expects")
 
-    def dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+    def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
         raise WorldError(f"rank 0 is alone and cannot send to rank {to}")
 
     def barrier(self) -> None:
         return None
 
-    def tell(self, value: T, root: int = 0) -> T:
+    def bcast_value(self, value: T, root: int = 0) -> T:
         return value
 
-    def share(self, value: T) -> list[T]:
+    def allgather_values(self, value: T) -> list[T]:
         return [value]
 
     def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
         return ProcessMemory(*reserve(nbytes, locks))
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         return None
 
     def split(self, colour: int) -> SoloWorld:

@@ -69,8 +69,8 @@ class ThreadWorld:
     """One rank of a world of threads."""
 
     node = "threads"
-    threads_may_talk = True
-    patience_s: float | None = None
+    thread_multiple = True
+    poll_interval_s: float | None = None
 
     def __init__(self, rank: int, size: int, hub: _Hub) -> None:
         self.rank, self.size = rank, size
@@ -83,7 +83,7 @@ class ThreadWorld:
         except threading.BrokenBarrierError:
             raise WorldError(self._hub.failure or "another rank left") from None
 
-    def share(self, value: T) -> list[T]:
+    def allgather_values(self, value: T) -> list[T]:
         return [from_bytes(data) for data in self._hand_round(to_bytes(value))]
 
     def _hand_round(self, value: T) -> list[T]:
@@ -94,7 +94,7 @@ class ThreadWorld:
         self.barrier()  # nobody may overwrite a slot that another rank has still to read
         return values
 
-    def tell(self, value: T, root: int = 0) -> T:
+    def bcast_value(self, value: T, root: int = 0) -> T:
         data = self._hand_round(to_bytes(value) if self.rank == root else b"")[root]
         return value if self.rank == root else from_bytes(data)
 
@@ -139,10 +139,10 @@ class ThreadWorld:
         expected.wait()
         return Received(expected.source, tag)
 
-    def expect(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
+    def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
         return self._hub.mail[self.rank].expect(buffer, source, tag)
 
-    def dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+    def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
         self.send(buffer, to, tag)
         return Dispatched(self.rank)
 
@@ -160,19 +160,19 @@ class ThreadWorld:
             raise WorldError(problems[0])
         return ProcessMemory(*all_made[lowest])
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         if self._hub.failure:
             raise WorldError(self._hub.failure)
 
     def split(self, colour: int) -> ThreadWorld:
-        colours = self.share(colour)
+        colours = self.allgather_values(colour)
         members = [rank for rank, other in enumerate(colours) if other == colour]
         hub = _Hub(len(members))
         if self.rank == members[0]:  # known to the whole world before anybody can wait in it
             self._hub.parts.append(hub)
         hub = self._hand_round(hub)[members[0]]
         part = ThreadWorld(members.index(self.rank), len(members), hub)
-        part.patience_s = self.patience_s
+        part.poll_interval_s = self.poll_interval_s
         return part
 
     def free(self) -> None:

@@ -210,7 +210,7 @@ def make_codec(wire: str, dtype: npt.DTypeLike) -> Codec | None:
     return None if wire == "float32" else _CODECS[wire](dtype)
 
 
-class Feedback:
+class ErrorFeedback:
     """Remembers what rounding lost and adds it to the next message.
 
     With e the error, and C what a message decodes to:  send C(x + e),  e <- x + e - C(x + e),

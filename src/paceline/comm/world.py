@@ -54,8 +54,8 @@ class World(Protocol):
     """All ranks, seen from one of them.
 
     Whatever waits for other ranks is a method; attributes are facts of this rank. Buffers are
-    contiguous arrays that are read and written in place; small plain values go through `tell` and
-    `share`, which encode them (see plain.py) and must not be used for tensors.
+    contiguous arrays that are read and written in place; small plain values go through
+    `bcast_value` and `allgather_values`, which encode them (see values.py); never tensors.
     """
 
     rank: int
@@ -64,10 +64,10 @@ class World(Protocol):
     """The name of the machine this rank runs on."""
     node_ranks: tuple[int, ...]
     """The ranks that share memory with this one, itself included."""
-    threads_may_talk: bool
+    thread_multiple: bool
     """Whether several threads of this rank may talk to other ranks at the same time."""
 
-    patience_s: float | None
+    poll_interval_s: float | None
     """Set it, and barriers and sums look now and then, with sleeps of up to so many seconds in
     between: for threads that others compute beside, and for ranks that outnumber the cores. None
     leaves waiting to MPI, which burns a core and loses no microsecond."""
@@ -93,14 +93,14 @@ class World(Protocol):
     def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
         """Wait for a message of that tag and write it into the buffer."""
 
-    def expect(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
+    def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
         """Post a receive: the message will be written into the buffer.
 
         A shorter message fills its beginning; a longer one must not come (between two ranks it is
         a WorldError). Receives that match the same messages get them in the order of posting.
         """
 
-    def dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+    def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
         """Start a send, to oneself, too; the buffer must not be touched before it is done.
 
         A posted message is one piece: on MPI it has at most 2^31 - 1 elements.
@@ -109,10 +109,10 @@ class World(Protocol):
     def barrier(self) -> None:
         """Wait until every rank is here."""
 
-    def tell(self, value: T, root: int = 0) -> T:
+    def bcast_value(self, value: T, root: int = 0) -> T:
         """The root's small value, on every rank."""
 
-    def share(self, value: T) -> list[T]:
+    def allgather_values(self, value: T) -> list[T]:
         """Every rank's small value, in rank order, on every rank."""
 
     def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
@@ -121,7 +121,7 @@ class World(Protocol):
         If one of them cannot have it, all get the same WorldError.
         """
 
-    def check(self) -> None:
+    def raise_if_failed(self) -> None:
         """Raise if another rank has failed, for who waits without asking anybody; never waits."""
 
     def split(self, colour: int) -> World:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.nests import leaves
-from paceline.data.files.multi_file import JoinedSource
+from paceline.data.files.multi_file import MultiFileSource
 from paceline.data.formats.image_folder import ImageFolder
 from paceline.data.sources import ArraySource, DatasetSource
 from paceline.errors import PacelineError
@@ -22,7 +22,7 @@ def describe_arrays(source: Any) -> str | None:
     >>> describe_arrays(ArraySource(np.zeros((5, 2)), np.arange(5)))
     'float64 (2,), int64 ()'
     """
-    if isinstance(source, JoinedSource):
+    if isinstance(source, MultiFileSource):
         return ", ".join(f"{column.dtype} {column.shape}" for column in source.columns)
     if not isinstance(source, ArraySource):
         return None
@@ -36,11 +36,11 @@ def sum_samples(source: Any) -> int | None:
     """
     if isinstance(source, DatasetSource) and isinstance(source.dataset, ImageFolder):
         return source.dataset.fingerprint()
-    if not isinstance(source, ArraySource | JoinedSource):
+    if not isinstance(source, ArraySource | MultiFileSource):
         return None
     last = len(source) - 1
     places = sorted({last * sample // (SAMPLES - 1) for sample in range(SAMPLES)})
-    if isinstance(source, JoinedSource):
+    if isinstance(source, MultiFileSource):
         batch = source.take(np.array(places))
         arrays = [array for array in leaves((batch.inputs, batch.targets)) if array is not None]
         places = list(range(len(places)))

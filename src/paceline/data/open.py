@@ -9,7 +9,7 @@ from paceline.core.user_code import describe_failure, load_function
 from paceline.data.builtin import digits, mnist
 from paceline.data.convert import as_source
 from paceline.data.files.keys import Keys, read_keys
-from paceline.data.files.multi_file import JoinedSource
+from paceline.data.files.multi_file import MultiFileSource
 from paceline.data.files.paths import SUFFIXES as LIST_SUFFIXES
 from paceline.data.files.paths import expand_pattern, is_pattern, one_kind, read_list
 from paceline.data.files.reader import Contents, OpenFile
@@ -57,7 +57,7 @@ def open_data(
     part is "train" or "validation"; digits, mnist and functions with a parameter `part` heed it.
     data_dir is where mnist lies. keys are the names of inputs and targets in files (`read_keys`),
     shuffle_buffer how many samples of files that are read in blocks are shuffled at a time.
-    contents is what another rank found in the files (`JoinedSource.contents`); it spares opening
+    contents is what another rank found in the files (`MultiFileSource.contents`); it spares opening
     each of them here.
     """
     digits.part_suffix(part)
@@ -98,7 +98,7 @@ def _is_directory(name: str) -> bool:
 
 def _open_files(
     spec: str, keys: Keys | None, buffer: int | None, contents: Sequence[Contents] | None
-) -> JoinedSource:
+) -> MultiFileSource:
     if spec.endswith(LIST_SUFFIXES):
         paths = read_list(spec)
     elif is_pattern(spec):
@@ -116,7 +116,7 @@ def _open_files(
             "it out"
         )
     reader = READERS[suffix]
-    return JoinedSource(paths, reader, name=spec, keys=keys, buffer=buffer, contents=contents)
+    return MultiFileSource(paths, reader, name=spec, keys=keys, buffer=buffer, contents=contents)
 
 
 def _open_npz(name: str, keys: Keys | None) -> ArraySource:

@@ -9,7 +9,7 @@ from paceline.core.nests import is_array, leaves, map_leaves
 from paceline.core.user_code import describe_failure
 from paceline.data.batch import Batch
 from paceline.data.collate import Collate, collate_samples, torch_has
-from paceline.data.files.file_guard import WatchedFile
+from paceline.data.files.file_guard import FileGuard
 from paceline.errors import DataError, PacelineError
 
 
@@ -47,7 +47,7 @@ class ArraySource:
         *,
         transform: Callable[[Any], Any] | None = None,
         name: str = "arrays",
-        files: Sequence[WatchedFile] = (),
+        files: Sequence[FileGuard] = (),
     ) -> None:
         self.name = name
         self._files = files

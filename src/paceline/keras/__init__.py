@@ -21,14 +21,14 @@ from weakref import WeakSet
 import numpy as np
 
 from paceline.comm import World
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.core.vectors import Vector, checksum
 from paceline.data import Stream, as_source, plan_steps
 from paceline.data.sampling.shards import epoch_order
 from paceline.errors import ConfigError, DataError, TrainingError
 from paceline.frameworks import limit_threads
 from paceline.frameworks.keras.backend import prepare_backend
-from paceline.keras.fit import FitPace, Limits
+from paceline.keras.fit import FitSession, StepLimits
 from paceline.rules import EASGD, Downpour, Rule, make_rule
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.watchdog.thread import watched
@@ -76,8 +76,8 @@ class KeepPace(keras.callbacks.Callback):
         super().__init__()
         self._rule = _read_rule(rule, settings)
         self._callbacks, self._world = list(callbacks), world
-        self._limits = Limits(max_rejected, stall_warning_s, stall_timeout_s)
-        self._pace: FitPace | None = None
+        self._limits = StepLimits(max_rejected, stall_warning_s, stall_timeout_s)
+        self._pace: FitSession | None = None
         self._leading: KerasCallbacks | None = None
         self._undo: list[Callable[[], None]] = []
 
@@ -93,7 +93,7 @@ class KeepPace(keras.callbacks.Callback):
         self._world = world
         limit_threads(fair_threads(world))
         self._loop = loop = KerasLoop(model, model.optimizer)
-        self._pace = pace = FitPace(world, loop, self._rule, self._limits)
+        self._pace = pace = FitSession(world, loop, self._rule, self._limits)
         if pace.averages_gradients:
             self._undo.append(loop.around_gradients(pace.average_gradients))
         elif loop.averages_already and world.size > 1:
@@ -203,7 +203,7 @@ class KeepPace(keras.callbacks.Callback):
             return leading.wishes()
 
         with self._current().watched():
-            stop, rate = once(world, run)
+            stop, rate = on_rank0(world, run)
         model.stop_training = stop or bool(model.stop_training)
         set_rate(model.optimizer, rate)
         self._rate = rate
@@ -238,7 +238,7 @@ class KeepPace(keras.callbacks.Callback):
         vars(history)["on_epoch_end"] = on_epoch_end
         return partial(vars(history).pop, "on_epoch_end", None)
 
-    def _current(self) -> FitPace:
+    def _current(self) -> FitSession:
         assert self._pace is not None, "Keras calls on_train_begin first"
         return self._pace
 
@@ -282,7 +282,7 @@ def start_equal(model: Any, world: World | None = None) -> None:
     loop.release()
 
 
-class Shard(keras.utils.PyDataset):
+class ShardedBatches(keras.utils.PyDataset):
     """This rank's share of the data, in batches; made by `shard`."""
 
     def __init__(
@@ -336,7 +336,7 @@ def _begin_shards(epoch: int | None) -> None:
         each.begin(epoch)
 
 
-_shards: WeakSet[Shard] = WeakSet()
+_shards: WeakSet[ShardedBatches] = WeakSet()
 """Those that are alive: `fit` does not tell its callbacks on what it trains."""
 
 
@@ -348,14 +348,14 @@ def shard(
     seed: int = 1,
     shuffle: bool = True,
     world: World | None = None,
-) -> Shard:
+) -> ShardedBatches:
     """This rank's share of arrays, for `fit`: every sample on one rank, once per epoch.
 
     `batch_size` is per rank. Samples are dealt anew in every epoch of a `fit` with KeepPace, by
     `seed` and the epoch's number, alike on all ranks; so say `fit(..., shuffle=False)`, or Keras
     also changes the order of the batches.
     """
-    return Shard(x if y is None else (x, y), batch_size, seed, shuffle, world)
+    return ShardedBatches(x if y is None else (x, y), batch_size, seed, shuffle, world)
 
 
 def _read_rule(rule: str | Mapping[str, Any] | Rule, settings: Mapping[str, Any]) -> Rule:

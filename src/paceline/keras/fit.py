@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.checkpoint.saver import Opened
+from paceline.checkpoint.saver import OpenCheckpoint
 from paceline.comm import World
 from paceline.core.vectors import Vector
 from paceline.errors import TrainingError
@@ -17,13 +17,13 @@ from paceline.rules import Rule
 from paceline.runtime.failure import fail
 from paceline.runtime.watchdog.thread import watched
 from paceline.sync import (
-    Frame,
-    FreeExchange,
-    Meeting,
-    Part,
+    AsynchronousExchange,
+    Contribution,
+    ExchangeContext,
+    StepOutcome,
+    load_common_weights,
     make_exchange,
-    next_number,
-    show_centre,
+    next_exchange_id,
 )
 from paceline.sync.replicas import average_buffers, start_equal
 
@@ -33,7 +33,7 @@ _SEED_STRIDE = 1_000_003
 """Between the seeds of two ranks' dropout."""
 
 
-class Limits(NamedTuple):
+class StepLimits(NamedTuple):
     """What ends a run that goes wrong."""
 
     max_rejected: int
@@ -42,22 +42,24 @@ class Limits(NamedTuple):
     stall_timeout_s: float
 
 
-class FitPace:
+class FitSession:
     """Exchanges by a rule where `fit` tells of batches and epochs.
 
     All ranks end an epoch together, by every rule: one that has fewer batches takes part without
     samples until the others are through. So all of them see the same figures and decide alike.
     """
 
-    def __init__(self, world: World, loop: Any, rule: Rule, limits: Limits) -> None:
+    def __init__(self, world: World, loop: Any, rule: Rule, limits: StepLimits) -> None:
         self.world, self._loop = world, loop
-        carried_out: Any = getattr(rule, "carried_out_as", rule)
+        carried_out: Any = getattr(rule, "resolve", rule)
         early = getattr(carried_out, "start_after", 0) > 0
-        self.averages_gradients = world.size > 1 and (carried_out.meets == "gradients" or early)
+        self.averages_gradients = world.size > 1 and (
+            carried_out.exchange_kind == "gradients" or early
+        )
         loop.reseed(_SEED_STRIDE * world.rank)
         _share_optimizer(world, loop)
         start_equal(world, loop)
-        frame = Frame(number=next_number(world), share=False, fail=fail)
+        frame = ExchangeContext(number=next_exchange_id(world), share=False, fail=fail)
         self._exchange = make_exchange(world, loop, rule, frame)
         self._watch, self._steps = Stopwatch(), 0
         self._limits, self._rejected = limits, 0
@@ -75,14 +77,14 @@ class FitPace:
             self._loop.clear_gradients()
             weight = 0.0
             self._note_rejected()
-        part = Part(samples, weight, more=True, stop=self.stop)
+        part = Contribution(samples, weight, more=True, stop=self.stop)
         with self.watched():
             self._hear(self._exchange.before_step(part, self._watch))
 
     def after_batch(self, samples: float) -> None:
         """The optimizer has stepped on so many samples: exchange weights if it is time to."""
         self._steps += 1
-        part = Part(samples, samples, more=True, stop=self.stop)
+        part = Contribution(samples, samples, more=True, stop=self.stop)
         with self.watched():
             self._hear(self._exchange.after_step(part, self._watch))
 
@@ -92,8 +94,8 @@ class FitPace:
         Until `begin_epoch` the model is the rule's centre, or what comes nearest to one.
         """
         with self.watched():
-            if isinstance(self._exchange, FreeExchange):
-                self._exchange.pause(lambda: Opened(None, 0), lambda _: self._show_common())
+            if isinstance(self._exchange, AsynchronousExchange):
+                self._exchange.pause(lambda: OpenCheckpoint(None, 0), lambda _: self._show_common())
             else:
                 self._catch_up()
                 self._show_common()
@@ -116,7 +118,7 @@ class FitPace:
     def check_place(self, place: str) -> None:
         """An error on all ranks if one of them is somewhere else in `fit`."""
         with self.watched():
-            places = self.world.share(place)
+            places = self.world.allgather_values(place)
         for rank, other in enumerate(places):
             if other != places[0]:
                 raise TrainingError(
@@ -129,7 +131,7 @@ class FitPace:
         samples behind it."""
         names = sorted(logs)
         with self.watched():
-            known = self.world.share([(name, np.shape(logs[name])) for name in names])
+            known = self.world.allgather_values([(name, np.shape(logs[name])) for name in names])
             if any(other != known[0] for other in known):
                 raise TrainingError(
                     f"the ranks have different figures at the end of the epoch: {known}; compile "
@@ -162,9 +164,9 @@ class FitPace:
         """All ranks have ended their last epoch: the model becomes the same everywhere."""
         self.begin_epoch()
         with self.watched():
-            if isinstance(self._exchange, FreeExchange):
+            if isinstance(self._exchange, AsynchronousExchange):
                 self._exchange.leave(self._watch)
-            show_centre(self._loop, self._exchange)
+            load_common_weights(self._loop, self._exchange)
             self._exchange.close()
             average_buffers(self.world, self._loop)
 
@@ -182,20 +184,20 @@ class FitPace:
         meeting, taken = None, 0
         while meeting is None or meeting.more:
             self._loop.clear_gradients()
-            part = Part(stop=self.stop)
+            part = Contribution(stop=self.stop)
             meeting = self._exchange.before_step(part, self._watch)
             if meeting is not None and meeting.more and meeting.weight:
                 self._loop.apply()
                 taken += 1
             meeting = self._exchange.after_step(part, self._watch) or meeting
             self._hear(meeting)
-        if self._exchange.alike:
+        if self._exchange.replicas_stay_equal:
             self._even_out(taken)
 
     def _even_out(self, taken: int) -> None:
         """A step that was taken here may round otherwise than one that `fit` has compiled. So
         where there was one, all go on from a rank that took none."""
-        counts = self.world.share(taken)
+        counts = self.world.allgather_values(taken)
         if not any(counts):
             return
         root, state = counts.index(min(counts)), self._loop.optimizer_state()
@@ -214,13 +216,13 @@ class FitPace:
     def _common(self) -> Vector | None:
         """The rule's centre; of rules without one, whose replicas differ, their weighted mean."""
         centre = self._exchange.centre()
-        if centre is not None or not self._exchange.free:
+        if centre is not None or not self._exchange.asynchronous:
             return centre
         consensus: Vector = self._loop.parameters() * self._exchange.snapshot()["weight"]
         self.world.all_reduce(consensus)
         return consensus
 
-    def _hear(self, meeting: Meeting | None) -> None:
+    def _hear(self, meeting: StepOutcome | None) -> None:
         self.stop = self.stop or (meeting is not None and meeting.stop)
 
     def _note_rejected(self) -> None:
@@ -240,7 +242,7 @@ def _share_optimizer(world: World, loop: Any) -> None:
     """Give all ranks what rank 0's optimizer has gathered in an earlier `fit`, where by most rules
     each rank has momenta of its own. Optimizers of different kinds are left to be told apart."""
     state = loop.optimizer_state()
-    shapes = world.share([[name, list(array.shape)] for name, array in state.items()])
+    shapes = world.allgather_values([[name, list(array.shape)] for name, array in state.items()])
     if all(other == shapes[0] for other in shapes):
         for array in state.values():
             world.broadcast(array)

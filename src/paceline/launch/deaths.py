@@ -35,7 +35,7 @@ _WHY = {
 
 
 @dataclass(frozen=True)
-class Death:
+class RankDeath:
     """A process of the job that a signal has ended; `rank` is `None` if it was not told."""
 
     rank: int | None
@@ -44,24 +44,24 @@ class Death:
     signal: int
 
 
-def read_death(banner: bytes) -> Death | None:
+def read_death(banner: bytes) -> RankDeath | None:
     """Find the first death by a signal in what a launcher has said.
 
     >>> read_death(b"process rank 1 with PID 7 on node n07 exited on\\nsignal 9 (Killed).")
-    Death(rank=1, pid=7, node='n07', signal=9)
+    RankDeath(rank=1, pid=7, node='n07', signal=9)
     """
     text = " ".join(banner.decode(errors="replace").split())  # the launchers wrap their lines
     found = _OPEN_MPI.search(text) or _HYDRA.search(text)
     if found is None:
         return None
     rank = found["rank"]
-    return Death(
+    return RankDeath(
         None if rank is None else int(rank), int(found["pid"]), found["node"], int(found["signal"])
     )
 
 
 @dataclass(frozen=True)
-class Loss:
+class HostLoss:
     """A host that fell silent; `whole`: with its daemon, not only a rank on it.
 
     `node` is `None` if only the host is known on which a rank noticed it.
@@ -72,21 +72,21 @@ class Loss:
     noticed_on: str | None = None
 
 
-def read_loss(banner: bytes) -> Loss | None:
+def read_loss(banner: bytes) -> HostLoss | None:
     """Find the first host that was lost in what a launcher and its ranks have said."""
     text = " ".join(banner.decode(errors="replace").split())
     for pattern, whole in ((_LOST, True), (_CUT_OFF, False)):
         found = pattern.search(text)
         if found is not None:
-            return Loss(found["node"], whole)
+            return HostLoss(found["node"], whole)
     found = _SOCKET_CLOSED.search(text)
-    return None if found is None else Loss(None, whole=False, noticed_on=found["node"])
+    return None if found is None else HostLoss(None, whole=False, noticed_on=found["node"])
 
 
-def describe_loss(loss: Loss, hosts: Sequence[str] = ()) -> str:
+def describe_loss(loss: HostLoss, hosts: Sequence[str] = ()) -> str:
     """The message for a host that was lost; `hosts`: those that take part, as the user named them.
 
-    >>> describe_loss(Loss("n07", True))
+    >>> describe_loss(HostLoss("n07", True))
     'paceline: host n07 was lost (its power, its network or its daemon); all ranks were ended\\n'
     """
     if loss.whole:
@@ -96,7 +96,7 @@ def describe_loss(loss: Loss, hosts: Sequence[str] = ()) -> str:
     return f"paceline: {who}; all ranks were ended\n"
 
 
-def _place_of(loss: Loss, hosts: Sequence[str]) -> str:
+def _place_of(loss: HostLoss, hosts: Sequence[str]) -> str:
     """Ranks talk through sockets only to other hosts: where two take part, it was the other."""
     if loss.node is not None:
         return f"host {loss.node}"
@@ -105,7 +105,7 @@ def _place_of(loss: Loss, hosts: Sequence[str]) -> str:
     return f"host {others[0]}" if len(others) == 1 else f"another host than {loss.noticed_on}"
 
 
-def describe_death(death: Death, pulse: dict[str, Any]) -> str:
+def describe_death(death: RankDeath, pulse: dict[str, Any]) -> str:
     """The message for a rank that was killed; with its step, if `pulse` has it."""
     if death.rank is None:
         return describe_end(f"a rank ({death.node}, process {death.pid})", death.signal)

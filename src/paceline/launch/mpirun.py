@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from paceline.cluster.cores import THREAD_VARIABLES, available_cores, numa_nodes
-from paceline.cluster.identity import JOB_FOLDER
+from paceline.cluster.identity import JOB_DIR
 from paceline.core.private import opened_folder, read_text, remove_folder
 from paceline.errors import LaunchError
 from paceline.launch.mpirun_command import Job, Machine, Mpirun, render_command
-from paceline.launch.supervise import Ended, Leader, run_job
+from paceline.launch.supervise import JobResult, LauncherProcess, supervise_job
 from paceline.runtime.job_dir import RESTART
-from paceline.runtime.reaper import KEEPER, remove_segments, undertaker
+from paceline.runtime.reaper import REAPER_PID, reaper_beside, remove_segments
 from paceline.runtime.torchrun.address import PORT_TAKEN
 
 _VERSION_TIMEOUT_S = 20
@@ -77,18 +77,18 @@ def start(job: Job) -> int:
     return start_ranks(job).code
 
 
-def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> Ended:
+def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> JobResult:
     """Run the job in the foreground, after so many restarts of it, and tell how it ended."""
     mpirun, machine = launcher or find_mpirun(), read_machine()
     hosts = tuple(host.name for host in job.placement.hosts)
-    leader = Leader(Path(mpirun.path).name, mpirun.kind, hosts)
+    leader = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts)
     with shared_memory(mpirun) as place:
-        placed = write_agent(job, Path(place[JOB_FOLDER]), mpirun)
+        placed = write_qrsh_script(job, Path(place[JOB_DIR]), mpirun)
         argv, extra = render_command(placed, mpirun, machine)
         return _run(argv, place, extra | {RESTART: str(restart)}, leader)
 
 
-def write_agent(job: Job, folder: Path, mpirun: Mpirun) -> Job:
+def write_qrsh_script(job: Job, folder: Path, mpirun: Mpirun) -> Job:
     """The job with qrsh as a script of ours, if that is the way to other hosts.
 
     Grid Engine sends SIGUSR2 to every process of a job that it is about to end. Launchers' daemons
@@ -105,30 +105,30 @@ def write_agent(job: Job, folder: Path, mpirun: Mpirun) -> Job:
     return replace(job, placement=replace(job.placement, agent=words))
 
 
-def start_alone(job: Job, restart: int = 0) -> Ended:
+def start_alone(job: Job, restart: int = 0) -> JobResult:
     """Run a job of one rank as a child process, without MPI, so that it can be started again."""
     threads = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
-    leader = Leader(f"rank 0 ({socket.gethostname()})", "alone")
+    leader = LauncherProcess(f"rank 0 ({socket.gethostname()})", "alone")
     with _job_folder() as folder:
-        place = {**threads, JOB_FOLDER: str(folder)}
+        place = {**threads, JOB_DIR: str(folder)}
         told = {"PACELINE_RANKS": "1", RESTART: str(restart), **job.variables}
         return _run(job.command, place, told, leader)
 
 
 def _run(
-    argv: Sequence[str], place: Mapping[str, str], extra: Mapping[str, str], leader: Leader
-) -> Ended:
+    argv: Sequence[str], place: Mapping[str, str], extra: Mapping[str, str], leader: LauncherProcess
+) -> JobResult:
     """Run it with the variables of `place`, where the user set no others, and those of `extra`."""
-    environ = {name: value for name, value in os.environ.items() if name != JOB_FOLDER}
-    folder = Path(place[JOB_FOLDER])
+    environ = {name: value for name, value in os.environ.items() if name != JOB_DIR}
+    folder = Path(place[JOB_DIR])
     since_s = time.time() if leader.kind == "mpich" else None
     raw = os.environ.get("PACELINE_RAW") == "1"
-    with undertaker(folder, since_s) as guard:
-        ended = run_job(argv, {**place, **environ, **extra}, raw, folder, leader, guard)
+    with reaper_beside(folder, since_s) as guard:
+        ended = supervise_job(argv, {**place, **environ, **extra}, raw, folder, leader, guard)
         if since_s is not None:
             remove_segments(since_s)
         ended = replace(ended, port_taken=(folder / PORT_TAKEN).exists())
-        remove_folder(folder)  # before the undertaker is sent home
+        remove_folder(folder)  # before the reaper_beside is sent home
     return ended
 
 
@@ -141,7 +141,7 @@ def shared_memory(mpirun: Mpirun) -> Iterator[dict[str, str]]:
     the same process number would not start. Yields the variables that tell the place.
     """
     with _job_folder() as folder:
-        place = {JOB_FOLDER: str(folder)}
+        place = {JOB_DIR: str(folder)}
         if mpirun.kind == "openmpi":
             place["PRTE_MCA_prte_local_tmpdir_base"] = str(folder)
         # Ranks that srun starts may be of Open MPI, too; others do not know the variable.
@@ -180,7 +180,7 @@ def remove_stale_memory(unused_s: float = 60.0) -> None:
 def _read_keeper(folder: int) -> str:
     """Who removes the folder of a launcher that is on another host."""
     with suppress(FileNotFoundError):
-        return read_text(KEEPER, folder)
+        return read_text(REAPER_PID, folder)
     return ""
 
 

@@ -3,15 +3,15 @@
 import re
 from dataclasses import dataclass
 
-from paceline.launch.deaths import Death, Loss, read_death, read_loss
-from paceline.runtime.job_dir import WORD
+from paceline.launch.deaths import HostLoss, RankDeath, read_death, read_loss
+from paceline.runtime.job_dir import NOTIFICATION
 
 _MAX_BLOCK_LINES = 40
 _ABORTED = b"MPI_ABORT was invoked"
 
 
 @dataclass(frozen=True)
-class Dialect:
+class OutputFormat:
     """How a launcher speaks: blocks between two lines that match `rule`, and lines of `noise`.
 
     A block that holds one of the `marks` is a banner, unless it holds one of `keep`; so is one that
@@ -38,7 +38,7 @@ class Dialect:
         return self.rule.fullmatch(b"".join(start).lstrip()) is not None or self.is_banner(start)
 
 
-OPEN_MPI = Dialect(
+OPEN_MPI = OutputFormat(
     rule=re.compile(rb"-{60,}\s*"),
     marks=(
         b"prterun",
@@ -64,7 +64,7 @@ OPEN_MPI = Dialect(
 )
 
 # MPICH 5.0.2 writes its banner to stdout, and the last words of MPI_Abort to stderr.
-HYDRA = Dialect(
+HYDRA = OutputFormat(
     rule=re.compile(rb"={60,}\s*"),
     marks=(b"BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",),
     noise=re.compile(
@@ -79,7 +79,7 @@ HYDRA = Dialect(
 )
 
 
-class BannerFilter:
+class OutputFilter:
     """Take a stream in pieces and give back what the user should see of it.
 
     A banner is a block between two rules that holds one of the known phrases. Every rule may open
@@ -87,7 +87,7 @@ class BannerFilter:
     them strictly would lose count.
     """
 
-    def __init__(self, dialect: Dialect = OPEN_MPI) -> None:
+    def __init__(self, dialect: OutputFormat = OPEN_MPI) -> None:
         self._dialect = dialect
         self._partial = b""
         self._block: list[bytes] = []
@@ -122,13 +122,13 @@ class BannerFilter:
         return rest if explained or not failed else rest + b"".join(self._dropped)
 
     @property
-    def death(self) -> Death | None:
+    def death(self) -> RankDeath | None:
         """The death by a signal that the dropped banners give as the cause of the job's end."""
         # A rank that aborts is the cause; that others die of it is none.
         return read_death(self._said_before_abort())
 
     @property
-    def loss(self) -> Loss | None:
+    def loss(self) -> HostLoss | None:
         """The host whose loss the dropped banners tell of."""
         loss = read_loss(b"".join(self._dropped))
         # A rank that aborts is the cause; that others are cut off from it is none.
@@ -138,7 +138,7 @@ class BannerFilter:
         return b"".join(self._dropped).partition(_ABORTED)[0]
 
     def _take(self, line: bytes) -> bytes:
-        if line.startswith(WORD):
+        if line.startswith(NOTIFICATION):
             self.words.append(line)
             return b""
         if self._dialect.noise.fullmatch(line):

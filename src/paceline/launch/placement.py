@@ -17,7 +17,7 @@ _ANSWER_S = 20
 
 
 @dataclass(frozen=True)
-class Plan:
+class RankPlan:
     """How many ranks, with how many threads each, and where."""
 
     ranks: int
@@ -30,8 +30,8 @@ def plan_ranks(
     threads: int | None,
     hosts: Sequence[Host],
     allocation: Allocation | None,
-) -> Plan:
-    """Plan a job on the hosts that were named, else on those granted, else on this machine.
+) -> RankPlan:
+    """RankPlan a job on the hosts that were named, else on those granted, else on this machine.
 
     Without a number there is a rank for each slot; without threads, the cores are shared out.
     """
@@ -46,7 +46,7 @@ def plan_ranks(
             f"-n {count} ranks were asked for, and this machine of {cores} cores takes at most "
             f"{most_ranks_here()}; choose a lower -n, or name further machines by --hosts"
         )
-    return Plan(count, threads or threads_per_rank(count, cores), Placement())
+    return RankPlan(count, threads or threads_per_rank(count, cores), Placement())
 
 
 def most_ranks_here() -> int:
@@ -70,7 +70,7 @@ def choose_agent(allocation: Allocation, found: Mapping[str, bool], pe_starts: b
     return "qrsh -inherit -nostdin -V" if program == "qrsh" else program
 
 
-def _plan_on_named(ranks: int | None, threads: int | None, hosts: tuple[Host, ...]) -> Plan:
+def _plan_on_named(ranks: int | None, threads: int | None, hosts: tuple[Host, ...]) -> RankPlan:
     facts = check_hosts([host.name for host in hosts if not is_here(host.name)])
     cores = {name: known.cores for name, known in facts.items()}
     known = [Host(h.name, h.slots or cores.get(h.name) or available_cores()) for h in hosts]
@@ -89,7 +89,7 @@ def _plan_on_named(ranks: int | None, threads: int | None, hosts: tuple[Host, ..
     return _plan(placed, threads, " ".join(SSH), None)
 
 
-def _plan_on_granted(ranks: int | None, threads: int | None, allocation: Allocation) -> Plan:
+def _plan_on_granted(ranks: int | None, threads: int | None, allocation: Allocation) -> RankPlan:
     placed = spread(ranks or allocation.slots, allocation.hosts)
     if threads is None:
         threads = allocation.threads
@@ -100,12 +100,12 @@ def _plan_on_granted(ranks: int | None, threads: int | None, allocation: Allocat
     return _plan(placed, threads, agent, allocation.here)
 
 
-def _plan(hosts: tuple[Host, ...], threads: int, agent: str | None, here: str | None) -> Plan:
+def _plan(hosts: tuple[Host, ...], threads: int, agent: str | None, here: str | None) -> RankPlan:
     ranks = sum(host.slots or 1 for host in hosts)
     leads_here = is_here(hosts[0].name, here)
     if len(hosts) == 1 and leads_here:
-        return Plan(ranks, threads, Placement())
-    return Plan(ranks, threads, Placement(hosts, agent, leads_here))
+        return RankPlan(ranks, threads, Placement())
+    return RankPlan(ranks, threads, Placement(hosts, agent, leads_here))
 
 
 def _look_for_agents(allocation: Allocation) -> tuple[dict[str, bool], bool]:

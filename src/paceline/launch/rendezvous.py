@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from paceline.cluster.hosts import Host
-from paceline.cluster.network import is_loopback, own_end, resolve
+from paceline.cluster.network import addresses_of, is_loopback, own_end
 from paceline.errors import LaunchError
 from paceline.launch.mpirun_command import Placement
 from paceline.runtime.torchrun.address import (
@@ -36,7 +36,7 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 @contextmanager
-def meeting_place(placement: Placement, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
+def rendezvous_env(placement: Placement, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
     """The variables that tell ranks of a job where to meet, while the job runs.
 
     What the user has set stays as it is; a loopback address for ranks of several hosts is refused.
@@ -89,7 +89,7 @@ def _choose_own(others: list[str]) -> str:
 
 def _reachable(name: str) -> list[str]:
     """What a name stands for, without loopback; IPv4 first."""
-    return sorted((a for a in resolve(name) if not is_loopback(a)), key=lambda one: ":" in one)
+    return sorted((a for a in addresses_of(name) if not is_loopback(a)), key=lambda one: ":" in one)
 
 
 def _machine(name: str) -> str:

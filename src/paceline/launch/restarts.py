@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from paceline.errors import SAVED
-from paceline.launch.supervise import Ended
+from paceline.launch.supervise import JobResult
 
 _LONGEST_PAUSE_S = 30.0
 _FINAL_CODES = (0, 2, SAVED)
@@ -13,8 +13,8 @@ _FINAL_CODES = (0, 2, SAVED)
 
 
 def run_with_restarts(
-    run: Callable[[int], Ended], restarts: int, sleep: Callable[[float], None] = time.sleep
-) -> Ended:
+    run: Callable[[int], JobResult], restarts: int, sleep: Callable[[float], None] = time.sleep
+) -> JobResult:
     """Call `run` with 0, and after each failure with the number of the restart, up to `restarts`.
 
     The pause before a restart is 1 s and doubles up to 30 s: what made the job fail, a full disk or

@@ -13,10 +13,10 @@ from types import FrameType
 
 from paceline.errors import HOST_LOST, SAVED, LaunchError
 from paceline.launch.children import die_with_parent, has_ended, wait_for_end
-from paceline.launch.deaths import Death, Loss, describe_death, describe_end, describe_loss
-from paceline.launch.mpirun_output import HYDRA, OPEN_MPI, BannerFilter
-from paceline.runtime.job_dir import SAVES, STARTED, read_pulse, take_word
-from paceline.runtime.reaper import Undertaker, kill_job, members
+from paceline.launch.deaths import HostLoss, RankDeath, describe_death, describe_end, describe_loss
+from paceline.launch.mpirun_output import HYDRA, OPEN_MPI, OutputFilter
+from paceline.runtime.job_dir import CAN_SAVE, STARTED, apply_notification, read_pulse
+from paceline.runtime.reaper import Reaper, kill_job, members
 
 START_WARNING_S, START_TIMEOUT_S = 60.0, 300.0
 """How long the first rank on other hosts may take; Python from a slow file server takes a while."""
@@ -38,7 +38,7 @@ _CAUGHT = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
-class Leader:
+class LauncherProcess:
     """The process that leads a job: `kind` as of Mpirun, `name` as messages call it."""
 
     name: str = "mpirun"
@@ -52,7 +52,7 @@ class Leader:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobResult:
     """How a job has ended: its exit code, and whether the launcher itself had got a signal."""
 
     code: int
@@ -68,7 +68,7 @@ class _Signals:
     Ranks that can save are asked to, once, whatever the signal was.
     """
 
-    def __init__(self, folder: Path | None, leader: Leader) -> None:
+    def __init__(self, folder: Path | None, leader: LauncherProcess) -> None:
         self.received = False
         self.ending: int | None = None
         self.saving = False
@@ -104,7 +104,7 @@ class _Signals:
         self._is_over = True
 
     def _pass_on(self, number: signal.Signals, pid: int) -> None:
-        can_save = self._folder is not None and (self._folder / SAVES).exists()
+        can_save = self._folder is not None and (self._folder / CAN_SAVE).exists()
         if self.saving or can_save:
             if not self.saving:
                 os.kill(pid, signal.SIGUSR1)
@@ -120,19 +120,19 @@ class _Signals:
             os.kill(pid, _ENDING.get(number, number))
 
 
-def run_foreground(argv: Sequence[str], env: Mapping[str, str], raw: bool = False) -> int:
+def supervise_command(argv: Sequence[str], env: Mapping[str, str], raw: bool = False) -> int:
     """Run `argv` without stdin and with stderr filtered (unless `raw`); return its exit code."""
-    return run_job(argv, env, raw, leader=Leader(Path(argv[0]).name)).code
+    return supervise_job(argv, env, raw, leader=LauncherProcess(Path(argv[0]).name)).code
 
 
-def run_job(
+def supervise_job(
     argv: Sequence[str],
     env: Mapping[str, str],
     raw: bool = False,
     folder: Path | None = None,
-    leader: Leader | None = None,
-    undertaker: Undertaker | None = None,
-) -> Ended:
+    leader: LauncherProcess | None = None,
+    reaper: Reaper | None = None,
+) -> JobResult:
     """Run `argv` without stdin and with its output filtered (`raw`: as it is); tell how it ended.
 
     The child leads its own session: a Ctrl-C in the terminal reaches us alone and is passed on
@@ -140,7 +140,7 @@ def run_job(
     it was told, and killed. There the ranks leave word for us: that they can save, and which step
     they are at.
     """
-    leader = leader or Leader()
+    leader = leader or LauncherProcess()
     with _forwarding(_Signals(folder, leader)) as signals:
         piped = subprocess.PIPE
         try:
@@ -155,7 +155,7 @@ def run_job(
             )
         except (OSError, ValueError) as error:
             raise LaunchError(f"{argv[0]} could not be started: {error}.") from error
-        (undertaker or Undertaker()).tell_session(child.pid)
+        (reaper or Reaper()).tell_session(child.pid)
         signals.watch(child)
         output = _Output(child, leader, folder, raw)
         try:
@@ -169,7 +169,7 @@ def run_job(
     death = None if asked or raw else output.death
     loss = None if asked else output.loss
     _tell_end(child.returncode, death, None if raw else loss, folder, leader, signals)
-    return Ended(
+    return JobResult(
         choose_code(child.returncode, signals.ending, death, loss),
         signals.received,
         saved=child.returncode == SAVED,
@@ -177,7 +177,7 @@ def run_job(
 
 
 def choose_code(
-    returncode: int, ending: int | None, death: Death | None, loss: Loss | None = None
+    returncode: int, ending: int | None, death: RankDeath | None, loss: HostLoss | None = None
 ) -> int:
     """The exit code of a job whose leader gave `returncode`, after an `ending` signal, a `death`
     or a `loss`.
@@ -205,10 +205,10 @@ def _was_asked_to_end(signals: _Signals) -> bool:
 
 def _tell_end(
     returncode: int,
-    death: Death | None,
-    loss: Loss | None,
+    death: RankDeath | None,
+    loss: HostLoss | None,
     folder: Path | None,
-    leader: Leader,
+    leader: LauncherProcess,
     signals: _Signals,
 ) -> None:
     """Say what the launcher's banners said, in one line; raw, they speak for themselves."""
@@ -236,7 +236,11 @@ class _Output:
     """What the child writes, on its way through the filters to our own stdout and stderr."""
 
     def __init__(
-        self, child: subprocess.Popen[bytes], leader: Leader, folder: Path | None, raw: bool
+        self,
+        child: subprocess.Popen[bytes],
+        leader: LauncherProcess,
+        folder: Path | None,
+        raw: bool,
     ) -> None:
         self._child = child
         self._raw = raw
@@ -244,7 +248,7 @@ class _Output:
         dialect = HYDRA if leader.is_hydra else OPEN_MPI
         pipes = ((child.stdout, _STDOUT), (child.stderr, _STDERR))
         self._filters = {
-            pipe.fileno(): (BannerFilter(dialect), target)
+            pipe.fileno(): (OutputFilter(dialect), target)
             for pipe, target in pipes
             if pipe is not None
         }
@@ -262,7 +266,7 @@ class _Output:
                 shown = banners.feed(data)
                 _write(target, data if self._raw else shown)
                 while banners.words:
-                    take_word(banners.words.pop(0), self._folder)
+                    apply_notification(banners.words.pop(0), self._folder)
                 if not data:
                     sources.remove(source)
             if self._roster is not None:
@@ -285,7 +289,7 @@ class _Output:
             _write(target, text)
 
     @property
-    def death(self) -> Death | None:
+    def death(self) -> RankDeath | None:
         """The rank that was killed by a signal, as the banners tell."""
         deaths = (banners.death for banners, _ in self._filters.values())
         death = next((d for d in deaths if d is not None), None)
@@ -294,7 +298,7 @@ class _Output:
         return replace(death, rank=self._roster.ranks.get(death.pid))
 
     @property
-    def loss(self) -> Loss | None:
+    def loss(self) -> HostLoss | None:
         """The host that was lost, as the banners tell."""
         losses = (banners.loss for banners, _ in self._filters.values())
         return next((loss for loss in losses if loss is not None), None)

@@ -10,7 +10,7 @@ import numpy as np
 
 from paceline.core.nests import leaves, map_leaves
 from paceline.data.files.keys import read_keys
-from paceline.data.files.multi_file import JoinedSource
+from paceline.data.files.multi_file import MultiFileSource
 from paceline.data.files.reader import Contents
 from paceline.data.formats.hdf5 import Hdf5File
 from paceline.errors import ConfigError
@@ -118,11 +118,11 @@ class H5Data(Data):
 
     def open(
         self, names: Sequence[Any], contents: Sequence[Contents] | None = None
-    ) -> JoinedSource:
+    ) -> MultiFileSource:
         """These files as one source of samples; contents is what another rank found in them."""
         paths, files = [Path(name) for name in names], f"{len(names)} HDF5 files"
         keys = read_keys(self.keys)
-        return JoinedSource(paths, Hdf5File, name=files, keys=keys, contents=contents)
+        return MultiFileSource(paths, Hdf5File, name=files, keys=keys, contents=contents)
 
     def load_data(self, in_file: Any) -> tuple[Any, Any]:
         source = self.open([in_file])

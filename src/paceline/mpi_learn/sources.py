@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.comm import World
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.core.nests import leaves, map_leaves
 from paceline.core.user_code import describe_failure
 from paceline.data import open_data
@@ -39,14 +39,14 @@ def open_files(world: World, data: Data, files: Sequence[Any] | str, part: str) 
                 f"the {part} files are {files!r}, expected a list of names: {type(data).__name__} "
                 "loads files, and only H5Data reads lists of them"
             )
-        counted = once(world, lambda: DataSource(data, files, part).counted)
+        counted = on_rank0(world, lambda: DataSource(data, files, part).counted)
         return DataSource(data, files, part, counted)
     assert isinstance(data, H5Data)
     if isinstance(files, str):
         return files
     if data.caching_directory:
         return _write_list(files)
-    return data.open(files, once(world, lambda: data.open(files).contents))
+    return data.open(files, on_rank0(world, lambda: data.open(files).contents))
 
 
 def file_settings(data: Data, files: Sequence[Any] | str) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def count_samples(world: World, data: Data, opened: Any) -> int:
         source: Any = open_data(opened, part="train", keys=keys)
         return len(source)
 
-    return once(world, count)
+    return on_rank0(world, count)
 
 
 def _is_plain_hdf5(data: Data) -> bool:

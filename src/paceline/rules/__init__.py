@@ -9,7 +9,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.rules.average import Average
-from paceline.rules.base import CentreRule, Terms
+from paceline.rules.base import CentreRule, PushTerms
 from paceline.rules.bsp import BSP
 from paceline.rules.diloco import DiLoCo
 from paceline.rules.downpour import Downpour
@@ -33,9 +33,9 @@ __all__ = [
     "DiLoCo",
     "Downpour",
     "Gossip",
+    "PushTerms",
     "Rule",
     "State",
-    "Terms",
     "WeightRule",
     "make_rule",
 ]

@@ -33,7 +33,7 @@ class Average(WeightRule):
     """
 
     name: ClassVar[str] = "average"
-    plain_alone: ClassVar[bool] = True
+    trivial_alone: ClassVar[bool] = True
 
     every: int | str = "epoch"
     start_after: int = 0
@@ -47,7 +47,7 @@ class Average(WeightRule):
         check_choice("wire", self.wire, WIRES)
 
     @property
-    def carried_out_as(self) -> WeightRule:
+    def resolve(self) -> WeightRule:
         """Where the wire rounds, it must round what changed and not the weights themselves."""
         if self.wire == "float32":
             return self
@@ -73,14 +73,14 @@ class _AverageOfDifferences(WeightRule):
     """
 
     name: ClassVar[str] = Average.name
-    plain_alone: ClassVar[bool] = Average.plain_alone
+    trivial_alone: ClassVar[bool] = Average.trivial_alone
 
     every: int | str
     start_after: int
     keep_momentum: bool
     wire: str
 
-    def begin(self, replica: Vector) -> State:
+    def init_state(self, replica: Vector) -> State:
         return {"centre": replica.copy()}
 
     def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:

@@ -14,7 +14,7 @@ from paceline.rules.weights import State
 _PIECE_ELEMENTS = 32 * 1024
 
 
-class Terms(NamedTuple):
+class PushTerms(NamedTuple):
     """What a worker says with its push."""
 
     force: float = 0.0
@@ -28,17 +28,17 @@ class Terms(NamedTuple):
 class CentreRule(ABC):
     """Workers train at their own pace and meet a centre, one at a time.
 
-    An exchange is: the worker writes a message (`outgoing`), the centre moves by it (`absorb`), and
-    the worker follows what comes back (`incoming`). A push may come without a pull and a pull
+    An exchange is: the worker writes a push (`make_push`), the centre moves by it (`absorb`), and
+    the worker follows what comes back (`apply_reply`). A push may come without a pull and a pull
     without a push; a refused push is not absorbed. All three work on any contiguous piece of the
     vectors alike.
     """
 
     name: ClassVar[str]
-    meets: ClassVar[str] = "centre"
-    plain_alone: ClassVar[bool]
+    exchange_kind: ClassVar[str] = "centre"
+    trivial_alone: ClassVar[bool]
     """Whether a single rank with this rule simply trains."""
-    answers: ClassVar[str]
+    reply_kind: ClassVar[str]
     """What goes back to a worker: the `move` that its push became, or the `centre` itself."""
     servers: int | None = None
     """None: Paceline decides; 0: the workers hold the centre; n: ranks that do nothing else."""
@@ -49,7 +49,7 @@ class CentreRule(ABC):
 
     @property
     @abstractmethod
-    def period(self) -> int:
+    def report_every(self) -> int:
         """Steps of a worker between two exchanges, at least."""
 
     @abstractmethod
@@ -57,40 +57,42 @@ class CentreRule(ABC):
         """Whether to push, and to pull, after that many steps of this worker."""
 
     @abstractmethod
-    def terms(self, step: int, steps: int, workers: int) -> Terms:
+    def terms(self, step: int, steps: int, workers: int) -> PushTerms:
         """For a push after `step` steps in all, `steps` of them since the last push."""
 
-    def scale(self, staleness: int) -> float:
+    def staleness_weight(self, staleness: int) -> float:
         """By which a push counts that was computed on a centre so many updates old; 0 refuses."""
         return 1.0
 
-    def begin_worker(self, replica: Vector) -> State:
+    def init_worker(self, replica: Vector) -> State:
         """What a worker keeps beside its replica: vectors as long as that."""
         return {}
 
-    def begin_centre(self, size: int, dtype: Any) -> State:
+    def init_centre(self, size: int, dtype: Any) -> State:
         """The centre's optimizer state for a piece of so many elements: arrays of that size, or of
         one element."""
         return {}
 
     @abstractmethod
-    def outgoing(self, replica: Vector, state: State, terms: Terms, out: Vector) -> None:
+    def make_push(self, replica: Vector, state: State, terms: PushTerms, out: Vector) -> None:
         """Write what the worker pushes; its state follows."""
 
     @abstractmethod
-    def absorb(self, sent: Vector, centre: Vector, state: State, terms: Terms) -> None:
+    def absorb(self, sent: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
         """Move the centre, in place, by a push; `sent` becomes the move where the rule answers with
         that, and is used up otherwise."""
 
     @abstractmethod
-    def incoming(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
+    def apply_reply(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
         """Let the replica follow the answer; `at` is the replica as it was when it asked.
 
         That is the same array, unless the worker went on computing meanwhile: its steps since then
         are kept. The reply is left as it is.
         """
 
-    def trade(self, replica: Vector, centre: Vector, terms: Terms, out: Vector) -> bool:
+    def exchange_in_place(
+        self, replica: Vector, centre: Vector, terms: PushTerms, out: Vector
+    ) -> bool:
         """All three at once, where replica and centre lie in one memory and the worker waits; the
         move is left in `out`. False, and nothing done, if the rule has no quicker way."""
         return False

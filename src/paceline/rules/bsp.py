@@ -37,7 +37,7 @@ class BSP:
     """
 
     name: ClassVar[str] = "bsp"
-    meets: ClassVar[str] = "gradients"
+    exchange_kind: ClassVar[str] = "gradients"
 
     what: str = "gradients"
     every: int = 1
@@ -70,15 +70,15 @@ class BSP:
             )
 
     @property
-    def factor_rank(self) -> int | None:
+    def powersgd_rank(self) -> int | None:
         """The rank of the matrices that gradients travel as; None where they travel whole."""
         return (self.rank or DEFAULT_RANK) if self.wire == "powersgd" else None
 
     @property
-    def carried_out_as(self) -> BSP | WeightRule:
+    def resolve(self) -> BSP | WeightRule:
         """Averaging weights is what `average` does."""
         if self.what == "weights":
-            return Average(every=self.every, wire=self.wire).carried_out_as
+            return Average(every=self.every, wire=self.wire).resolve
         return self
 
     def contribute(self, gradient: Vector, weight: float, out: Vector) -> None:

@@ -26,7 +26,7 @@ class DiLoCo(WeightRule):
 
     >>> rule = DiLoCo(outer_lr=1.0, outer_momentum=0.0)  # plain averaging
     >>> x = np.array([4.0])
-    >>> state = rule.begin(np.array([6.0]))
+    >>> state = rule.init_state(np.array([6.0]))
     >>> rule.merge(np.array([2.0 + 4.0]), 2.0, x, state)  # one worker at 4, one at 2
     >>> x, state["centre"]
     (array([3.]), array([3.]))
@@ -47,7 +47,7 @@ class DiLoCo(WeightRule):
         check_whole("fragments", self.fragments, least=1)
         check_choice("wire", self.wire, WIRES)
 
-    def begin(self, replica: Vector) -> State:
+    def init_state(self, replica: Vector) -> State:
         return {"centre": replica.copy(), "velocity": np.zeros_like(replica)}
 
     def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:

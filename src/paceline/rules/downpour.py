@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.base import CentreRule, Terms, pieces
+from paceline.rules.base import CentreRule, PushTerms, pieces
 from paceline.rules.checks import check_choice, check_flag, check_whole
 from paceline.rules.mean import take_mean, weigh
 from paceline.rules.server_optimizers import ServerOptimizer, make_server_optimizer
@@ -33,19 +33,19 @@ class Downpour(CentreRule):
     `synchronous` all workers push at once, and the centre takes the mean over samples.
 
     >>> rule, x, c, message = Downpour(), np.array([4.0]), np.array([4.0]), np.empty(1)
-    >>> state, terms = rule.begin_worker(x), rule.terms(step=1, steps=1, workers=2)
+    >>> state, terms = rule.init_worker(x), rule.terms(step=1, steps=1, workers=2)
     >>> x -= 1.0  # a step of this worker
     >>> c -= 0.5  # a push of another
-    >>> rule.outgoing(x, state, terms, out=message)
+    >>> rule.make_push(x, state, terms, out=message)
     >>> rule.absorb(message, c, {}, terms)
-    >>> rule.incoming(c, x, x, state)
+    >>> rule.apply_reply(c, x, x, state)
     >>> x, c
     (array([2.5]), array([2.5]))
     """
 
     name: ClassVar[str] = "downpour"
-    plain_alone: ClassVar[bool] = False
-    answers: ClassVar[str] = "centre"
+    trivial_alone: ClassVar[bool] = False
+    reply_kind: ClassVar[str] = "centre"
 
     push_every: int = 1
     pull_every: int = 1
@@ -84,34 +84,34 @@ class Downpour(CentreRule):
         return make_server_optimizer(self.server_optimizer)
 
     @property
-    def carried_out_as(self) -> Downpour | WeightRule:
+    def resolve(self) -> Downpour | WeightRule:
         """When all workers push at once, each can hold the centre itself."""
         if self.synchronous:
             return _SynchronousDownpour(downpour=self, every=self.push_every, wire=self.wire)
         return self
 
     @property
-    def period(self) -> int:
+    def report_every(self) -> int:
         return min(self.push_every, self.pull_every)
 
     def due(self, step: int) -> tuple[bool, bool]:
         return step % self.push_every == 0, step % self.pull_every == 0
 
-    def terms(self, step: int, steps: int, workers: int) -> Terms:
-        return Terms(steps=steps)
+    def terms(self, step: int, steps: int, workers: int) -> PushTerms:
+        return PushTerms(steps=steps)
 
-    def scale(self, staleness: int) -> float:
+    def staleness_weight(self, staleness: int) -> float:
         if self.max_staleness is not None and staleness > self.max_staleness:
             return 0.0
         return 1.0 / (staleness + 1) if self.staleness == "dynsgd" else 1.0
 
-    def begin_worker(self, replica: Vector) -> State:
+    def init_worker(self, replica: Vector) -> State:
         return {"base": replica.copy()}
 
-    def begin_centre(self, size: int, dtype: Any) -> State:
+    def init_centre(self, size: int, dtype: Any) -> State:
         return self.optimizer.begin(size, dtype)
 
-    def outgoing(self, replica: Vector, state: State, terms: Terms, out: Vector) -> None:
+    def make_push(self, replica: Vector, state: State, terms: PushTerms, out: Vector) -> None:
         self.write_update(replica, state["base"], terms.steps, out)
         state["base"][:] = replica
 
@@ -121,12 +121,12 @@ class Downpour(CentreRule):
         if self.staleness == "agn" and steps > 1:
             out *= 1.0 / steps
 
-    def absorb(self, sent: Vector, centre: Vector, state: State, terms: Terms) -> None:
+    def absorb(self, sent: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
         if terms.scale != 1.0:
             sent *= terms.scale
         self.optimizer.step(centre, sent, state)
 
-    def incoming(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
+    def apply_reply(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
         base = state["base"]
         for piece in pieces(replica.size):
             shift = reply[piece] - at[piece]
@@ -139,16 +139,16 @@ class _SynchronousDownpour(WeightRule):
     """All workers push at once:  g <- sum(n_i (b_i - x_i)) / sum(n_i),  and c takes one step."""
 
     name: ClassVar[str] = Downpour.name
-    plain_alone: ClassVar[bool] = Downpour.plain_alone
+    trivial_alone: ClassVar[bool] = Downpour.trivial_alone
 
     downpour: Downpour
     every: int
     wire: str
 
-    def begin(self, replica: Vector) -> State:
-        meetings = np.zeros(1, replica.dtype)  # since the last pull
-        own = {"centre": replica.copy(), "base": replica.copy(), "meetings": meetings}
-        return {**own, **self.downpour.begin_centre(replica.size, replica.dtype)}
+    def init_state(self, replica: Vector) -> State:
+        rounds = np.zeros(1, replica.dtype)  # since the last pull
+        own = {"centre": replica.copy(), "base": replica.copy(), "rounds": rounds}
+        return {**own, **self.downpour.init_centre(replica.size, replica.dtype)}
 
     def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:
         self.downpour.write_update(replica, state["base"], self.every, out)
@@ -157,10 +157,10 @@ class _SynchronousDownpour(WeightRule):
     def merge(self, total: Vector, weight: float, replica: Vector, state: State) -> None:
         take_mean(total, weight, out=total)
         self.downpour.optimizer.step(state["centre"], total, state)
-        meetings = state["meetings"]
-        meetings += 1
-        if meetings[0] * self.every >= self.downpour.pull_every:
-            meetings[:] = 0
+        rounds = state["rounds"]
+        rounds += 1
+        if rounds[0] * self.every >= self.downpour.pull_every:
+            rounds[:] = 0
             replica[:] = state["centre"]
         state["base"][:] = replica
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.base import CentreRule, Terms, pieces
+from paceline.rules.base import CentreRule, PushTerms, pieces
 from paceline.rules.checks import check_flag, check_number, check_whole
 from paceline.rules.weights import State, WeightRule
 
@@ -28,16 +28,16 @@ class EASGD(CentreRule):
 
     >>> rule, x, c, message = EASGD(force=0.25), np.array([4.0]), np.array([0.0]), np.empty(1)
     >>> terms = rule.terms(step=10, steps=10, workers=3)
-    >>> rule.outgoing(x, {}, terms, out=message)
+    >>> rule.make_push(x, {}, terms, out=message)
     >>> rule.absorb(message, c, {}, terms)
-    >>> rule.incoming(message, x, x, {})
+    >>> rule.apply_reply(message, x, x, {})
     >>> x, c
     (array([3.]), array([1.]))
     """
 
     name: ClassVar[str] = "easgd"
-    plain_alone: ClassVar[bool] = True
-    answers: ClassVar[str] = "move"
+    trivial_alone: ClassVar[bool] = True
+    reply_kind: ClassVar[str] = "move"
 
     every: int = 10
     force: float | None = None
@@ -72,7 +72,7 @@ class EASGD(CentreRule):
             self.refuse_if_synchronous()
 
     @property
-    def carried_out_as(self) -> EASGD | WeightRule:
+    def resolve(self) -> EASGD | WeightRule:
         """When all workers meet at once, the centre is a sum over them."""
         if self.synchronous:
             return _SynchronousEASGD(elastic=self, every=self.every, wire=self.wire)
@@ -92,30 +92,32 @@ class EASGD(CentreRule):
         return start + (self.final_force - start) * min(1.0, step / self.final_after)
 
     @property
-    def period(self) -> int:
+    def report_every(self) -> int:
         return self.every
 
     def due(self, step: int) -> tuple[bool, bool]:
         now = step % self.every == 0
         return now, now
 
-    def terms(self, step: int, steps: int, workers: int) -> Terms:
-        return Terms(force=self.force_at(step, workers), steps=steps)
+    def terms(self, step: int, steps: int, workers: int) -> PushTerms:
+        return PushTerms(force=self.force_at(step, workers), steps=steps)
 
-    def outgoing(self, replica: Vector, state: State, terms: Terms, out: Vector) -> None:
+    def make_push(self, replica: Vector, state: State, terms: PushTerms, out: Vector) -> None:
         out[:] = replica
 
-    def absorb(self, sent: Vector, centre: Vector, state: State, terms: Terms) -> None:
+    def absorb(self, sent: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
         for piece in pieces(sent.size):
             move = sent[piece]
             move -= centre[piece]
             move *= terms.force
             centre[piece] += move
 
-    def incoming(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
+    def apply_reply(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
         replica -= reply
 
-    def trade(self, replica: Vector, centre: Vector, terms: Terms, out: Vector) -> bool:
+    def exchange_in_place(
+        self, replica: Vector, centre: Vector, terms: PushTerms, out: Vector
+    ) -> bool:
         np.subtract(replica, centre, out=out)
         np.multiply(out, terms.force, out=out)
         np.add(centre, out, out=centre)
@@ -128,24 +130,24 @@ class _SynchronousEASGD(WeightRule):
     """All workers meet the centre at once:  x <- x - a (x - c),  c <- c + a sum(x - c)."""
 
     name: ClassVar[str] = EASGD.name
-    plain_alone: ClassVar[bool] = EASGD.plain_alone
-    by_samples: ClassVar[bool] = False
+    trivial_alone: ClassVar[bool] = EASGD.trivial_alone
+    weighted_by_samples: ClassVar[bool] = False
 
     elastic: EASGD
     every: int
     wire: str
 
-    def begin(self, replica: Vector) -> State:
-        return {"centre": replica.copy(), "meetings": np.zeros(1, replica.dtype)}
+    def init_state(self, replica: Vector) -> State:
+        return {"centre": replica.copy(), "rounds": np.zeros(1, replica.dtype)}
 
     def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:
         np.subtract(replica, state["centre"], out=out)
 
     def merge(self, total: Vector, weight: float, replica: Vector, state: State) -> None:
         """Here the weight is the number of workers."""
-        centre, meetings = state["centre"], state["meetings"]
-        meetings += 1
-        force = self.elastic.force_at(int(meetings[0]) * self.every, round(weight))
+        centre, rounds = state["centre"], state["rounds"]
+        rounds += 1
+        force = self.elastic.force_at(int(rounds[0]) * self.every, round(weight))
         replica -= centre  # x <- c + (1 - a)(x - c) needs no other vector
         replica *= 1.0 - force
         replica += centre

@@ -24,15 +24,15 @@ class Gossip:
     arXiv:1611.09726.
 
     >>> rule, x = Gossip(probability=0.5), np.array([4.0])
-    >>> rule.merge(x, 0.25, np.array([1.0]), rule.halve(0.25))
+    >>> rule.merge(x, 0.25, np.array([1.0]), rule.split_weight(0.25))
     0.375
     >>> x
     array([3.])
     """
 
     name: ClassVar[str] = "gossip"
-    meets: ClassVar[str] = "peers"
-    plain_alone: ClassVar[bool] = True
+    exchange_kind: ClassVar[str] = "peers"
+    trivial_alone: ClassVar[bool] = True
 
     probability: float = 0.1
     wire: str = "float32"
@@ -55,7 +55,7 @@ class Gossip:
         peer = int(rng.integers(size - 1))
         return peer + (peer >= rank)
 
-    def halve(self, weight: float) -> float:
+    def split_weight(self, weight: float) -> float:
         """What a sender keeps of its weight, and what goes with its replica."""
         return weight / 2
 

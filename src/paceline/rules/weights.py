@@ -15,8 +15,8 @@ State = dict[str, Vector]
 class WeightRule(ABC):
     """Workers train alone and meet when the period is over, and at the end of every epoch."""
 
-    meets: ClassVar[str] = "weights"
-    by_samples: ClassVar[bool] = True
+    exchange_kind: ClassVar[str] = "weights"
+    weighted_by_samples: ClassVar[bool] = True
     """Whether a worker counts by its samples since the last meeting; otherwise each counts as 1."""
     every: int | str
     """`epoch`, a number of steps, or a time as "10s"."""
@@ -28,14 +28,14 @@ class WeightRule(ABC):
     """Parts of the vector, of which each meeting exchanges the next."""
     wire: str = "float32"
     """The format in which vectors travel."""
-    plain_alone: ClassVar[bool] = False
+    trivial_alone: ClassVar[bool] = False
     """Whether a single rank with this rule simply trains."""
 
     @property
     def period(self) -> Period:
         return Period.parse(self.every)
 
-    def begin(self, replica: Vector) -> State:
+    def init_state(self, replica: Vector) -> State:
         """The state before the first meeting, from weights that all workers have in common."""
         return {}
 

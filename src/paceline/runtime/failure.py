@@ -15,13 +15,13 @@ from types import TracebackType
 from typing import NoReturn, Protocol
 
 from paceline.cluster.detect import Environment
-from paceline.cluster.identity import JOB_FOLDER
+from paceline.cluster.identity import JOB_DIR
 from paceline.comm import World
 from paceline.errors import ConfigError, Interrupted, PacelineError
-from paceline.runtime.watchdog.thread import hush, step_of
+from paceline.runtime.watchdog.thread import silence, step_of
 
 
-class Endable(Protocol):
+class Abortable(Protocol):
     """A rank that can end all others: every World is one."""
 
     rank: int
@@ -55,9 +55,9 @@ class Unconnected:
             os._exit(code)
 
 
-def fail(world: Endable, error: BaseException) -> NoReturn:
+def fail(world: Abortable, error: BaseException) -> NoReturn:
     """Say once what went wrong and where, and end all ranks."""
-    hush()
+    silence()
     try:
         wait_for_turn(world.rank + isinstance(world, Unconnected))
         if world.size > 1 and not is_first_to_speak():
@@ -84,7 +84,7 @@ def is_first_to_speak() -> bool:
     A busy machine may take longer to end the others than their turns are apart. Without a folder
     of the job there is no telling.
     """
-    folder = os.environ.get(JOB_FOLDER)
+    folder = os.environ.get(JOB_DIR)
     if not folder:
         return True
     try:
@@ -97,7 +97,7 @@ def is_first_to_speak() -> bool:
 
 
 @contextlib.contextmanager
-def together(world: World) -> Iterator[None]:
+def ending_together(world: World) -> Iterator[None]:
     """Around what all ranks do together: one that exits out of it ends the others, too.
 
     Other exceptions may be caught further out, and if not, end all ranks there.
@@ -110,7 +110,7 @@ def together(world: World) -> Iterator[None]:
         fail(world, error)
 
 
-def describe(world: Endable, error: BaseException) -> str:
+def describe(world: Abortable, error: BaseException) -> str:
     """The message for an error: one line for ours, with the traceback for all others."""
     place = "" if world.size == 1 else f" on rank {world.rank} ({world.node}){_at_step(error)}"
     if isinstance(error, PacelineError):

@@ -2,7 +2,7 @@
 
 The launcher makes a folder in its shared memory for what the job's ranks leave there: segments of
 MPI, node memory, word for the launcher. On every other host the first rank makes one of the same
-name, and starts a keeper (see undertaker.py) that removes it when the job has ended there.
+name, and starts a keeper (see reaper.py) that removes it when the job has ended there.
 """
 
 import json
@@ -12,31 +12,31 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.identity import JOB_FOLDER
+from paceline.cluster.identity import JOB_DIR
 from paceline.core.private import NotOurs, make_folder, opened_folder, write_text
 from paceline.errors import LaunchError
-from paceline.runtime.reaper import KEEPER, start_keeper
+from paceline.runtime.reaper import REAPER_PID, start_keeper
 
 STARTED = "started"
 """In the job's folder: a rank has come to life."""
 
-WORD = b"\x1epaceline "
+NOTIFICATION = b"\x1epaceline "
 """Begins a line on stderr that is for the launcher: a name, and what the file of it shall hold."""
 
 
-def settle_in() -> None:
+def prepare_job_dir() -> None:
     """Make this host's folder of the job, unless it is there; tell the launcher that we live."""
-    folder = os.environ.get(JOB_FOLDER)
+    folder = os.environ.get(JOB_DIR)
     if folder and Path(folder).parent.is_dir():
         _make_folder(Path(folder))
-        tell_launcher(STARTED, "")
+        notify_launcher(STARTED, "")
 
 
 def _make_folder(folder: Path) -> None:
     try:
         if not make_folder(folder):
             return
-        write_text(folder / KEEPER, "")  # others here send word to the launcher from now on
+        write_text(folder / REAPER_PID, "")  # others here send word to the launcher from now on
     except NotOurs as error:
         raise LaunchError(
             f"the job's folder {folder} on {socket.gethostname()} cannot be used: "
@@ -45,27 +45,27 @@ def _make_folder(folder: Path) -> None:
     except OSError:  # it cannot be made: ranks do without, and use the shared memory itself
         return
     with suppress(OSError):
-        write_text(folder / KEEPER, str(start_keeper(folder, os.getppid())))
+        write_text(folder / REAPER_PID, str(start_keeper(folder, os.getppid())))
 
 
-def tell_launcher(name: str, text: str | None) -> None:
+def notify_launcher(name: str, text: str | None) -> None:
     """Leave a file of that name for the launcher, or take it away again (`None`)."""
-    folder = os.environ.get(JOB_FOLDER)
+    folder = os.environ.get(JOB_DIR)
     if not folder:
         return
     try:
         with opened_folder(Path(folder)) as opened:
             _leave(name, text, opened)
-            is_away = os.access(KEEPER, os.F_OK, dir_fd=opened)
+            is_away = os.access(REAPER_PID, os.F_OK, dir_fd=opened)
     except OSError:  # there is none on this host, or none of ours
         return
     if is_away and os.environ.get("PACELINE_RAW") != "1":
         _send(name, text)
 
 
-def take_word(line: bytes, folder: Path | None) -> None:
+def apply_notification(line: bytes, folder: Path | None) -> None:
     """In the launcher: do here what a rank of another host has said it did there."""
-    name, _, text = line.removeprefix(WORD).decode(errors="replace").strip().partition(" ")
+    name, _, text = line.removeprefix(NOTIFICATION).decode(errors="replace").strip().partition(" ")
     if folder is None or not name.replace(".", "").isalnum():
         return
     with suppress(OSError), opened_folder(folder) as opened:
@@ -84,13 +84,13 @@ def _send(name: str, text: str | None) -> None:
     # One write of less than PIPE_BUF bytes arrives in one piece; a longer one could be mixed with
     # other ranks' lines, and is not worth it.
     said = "" if text is None else f" ={text}"
-    line = WORD + f"{name}{said}\n".encode()
+    line = NOTIFICATION + f"{name}{said}\n".encode()
     if len(line) <= 4096 and line.count(b"\n") == 1:
         with suppress(OSError):
             os.write(2, line)
 
 
-SAVES = "saves"
+CAN_SAVE = "saves"
 """In the job's folder: made by ranks that save and stop at a SIGUSR1."""
 
 

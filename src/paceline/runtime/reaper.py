@@ -23,10 +23,10 @@ if __name__ == "__main__":  # python -I -S knows no packages
 from paceline.core.private import remove_folder
 
 SHARED_MEMORY = Path("/dev/shm")
-JOB_FOLDER = "PACELINE_JOB_FOLDER"
+JOB_DIR = "PACELINE_JOB_DIR"
 """As in `environment`, which cannot be imported here."""
 
-KEEPER = "keeper"
+REAPER_PID = "keeper"
 """In the job's folder on other hosts: the number of the process that will remove it."""
 
 _FOLDER = "PACELINE_UNDERTAKES"
@@ -44,7 +44,7 @@ _MPICH_SEGMENT = re.compile(r"mpich_shm_[0-9a-f]+_\d+")
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Undertaker:
+class Reaper:
     """The launcher's hold on the process that clears up if the launcher cannot."""
 
     def __init__(self, hold: IO[bytes] | None = None) -> None:
@@ -66,21 +66,21 @@ class Undertaker:
 
 
 @contextmanager
-def undertaker(folder: Path | None, since_s: float | None) -> Iterator[Undertaker]:
+def reaper_beside(folder: Path | None, since_s: float | None) -> Iterator[Reaper]:
     """Have a process ready that removes `folder` if this one is killed.
 
     With `since_s`, the time at which the job was started, segments of MPICH go, too.
     """
     if folder is None or not Path("/proc/self").exists():
-        yield Undertaker()
+        yield Reaper()
         return
     try:
         process = _start(folder, [] if since_s is None else [str(since_s)], subprocess.PIPE)
     except OSError:  # it is for the rare case: the job can do without
-        yield Undertaker()
+        yield Reaper()
         return
     assert process.stdin is not None
-    held = Undertaker(process.stdin)
+    held = Reaper(process.stdin)
     try:
         yield held
     finally:
@@ -97,7 +97,7 @@ def start_keeper(folder: Path, parent: int) -> int:
 
 def _start(folder: Path, words: list[str], stdin: int) -> "subprocess.Popen[Any]":
     # Processes that know the folder as their job's are ended with it.
-    environ = {name: value for name, value in os.environ.items() if name != JOB_FOLDER}
+    environ = {name: value for name, value in os.environ.items() if name != JOB_DIR}
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(__file__).resolve()), *words],
         env=environ | {_FOLDER: str(folder)},
@@ -136,7 +136,7 @@ def _knows(process: Path, folder: Path | None) -> bool:
     """Whether the process was started with this folder as its job's."""
     if folder is None:
         return False
-    mark = f"{JOB_FOLDER}={folder}".encode()
+    mark = f"{JOB_DIR}={folder}".encode()
     with suppress(PermissionError):
         return mark in (process / "environ").read_bytes().split(b"\0")
     return False

@@ -13,7 +13,7 @@ def fair_threads(world: World) -> int:
     Ranks that a launcher has bound to cores of their own share them with nobody.
     """
     mine = affinity()
-    masks = world.share((world.node, affinity()))
+    masks = world.allgather_values((world.node, affinity()))
     rivals = sum(node == world.node and bool(mask & mine) for node, mask in masks)
     return threads_per_rank(max(1, rivals), available_cores())
 
@@ -27,7 +27,7 @@ def choose_patience(environment: Environment, ranks: int, cores: int) -> float |
 
 def _cores_of_node(world: World) -> int:
     """The cores that any rank of this node may use; each rank may be bound to its own."""
-    everyone = world.share(affinity())
+    everyone = world.allgather_values(affinity())
     together = set().union(*(everyone[rank] for rank in world.node_ranks))
     return available_cores(cpus=together)
 

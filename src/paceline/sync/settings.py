@@ -21,7 +21,7 @@ def abort(world: World, error: BaseException) -> None:
     world.abort(1)
 
 
-class Frame(NamedTuple):
+class ExchangeContext(NamedTuple):
     """Facts of the run, the same on all ranks."""
 
     number: int = 0

@@ -110,18 +110,18 @@ class _Trap:
     """Loses the first message that is dispatched while it is open."""
 
     def __init__(self, world: Any) -> None:
-        self._world, self._plain = world, world.dispatch
+        self._world, self._plain = world, world.isend
         self._caught = False
-        world.dispatch = self._dispatch
+        world.isend = self._dispatch
 
     def _dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
-        self._world.dispatch = self._plain
+        self._world.isend = self._plain
         self._caught = True
         return _Lost(self._world.rank)
 
     def close(self) -> bool:
         """Let messages go again; whether one was lost."""
-        self._world.dispatch = self._plain
+        self._world.isend = self._plain
         return self._caught
 
 
@@ -143,5 +143,5 @@ def _fall_silent(world: World) -> None:
     end = time.monotonic() + _SILENCE_S
     while time.monotonic() < end:
         time.sleep(_PIECE_S)
-        world.check()
+        world.raise_if_failed()
     raise RuntimeError(f"rank {world.rank} was silent for {_SILENCE_S:.0f} s and nobody ended it")

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from paceline.comm import Buffer
-from paceline.comm.nonblocking.async_comm import Line, Steps
-from paceline.comm.nonblocking.lines import Lines
+from paceline.comm.nonblocking.async_comm import AsyncComm, Steps
+from paceline.comm.nonblocking.lines import AsyncComms
 from paceline.errors import WorldError
 from paceline.torch_backend.reductions import Operand, Reduction
-from paceline.torch_backend.tensors import Incoming, Outgoing, plain, raw, room_for, write
+from paceline.torch_backend.tensors import Outgoing, ReceiveBuffer, plain, raw, room_for, write
 
 _PIECES = 0
 """The tag of the pieces of collectives."""
@@ -24,10 +24,10 @@ _ROLL_CALL = 1
 _ROLL_CALLS = 1000
 
 
-def broadcast(lines: Lines, tensors: list[Tensor], root: int) -> Steps[list[Tensor]]:
+def broadcast(lines: AsyncComms, tensors: list[Tensor], root: int) -> Steps[list[Tensor]]:
     """Every rank's tensors become the root's."""
     line = lines.together
-    rooms = [Incoming(tensor, keep=line.rank == root) for tensor in tensors]
+    rooms = [ReceiveBuffer(tensor, keep=line.rank == root) for tensor in tensors]
     for room in rooms:
         yield from line.until(line.broadcast(room.bytes, root))
         if line.rank != root:
@@ -35,7 +35,7 @@ def broadcast(lines: Lines, tensors: list[Tensor], root: int) -> Steps[list[Tens
     return tensors
 
 
-def all_reduce(lines: Lines, tensors: list[Tensor], how: Reduction) -> Steps[list[Tensor]]:
+def all_reduce(lines: AsyncComms, tensors: list[Tensor], how: Reduction) -> Steps[list[Tensor]]:
     """Every rank's tensors become what all of them make together."""
     for tensor in tensors:
         operand = how.operand(tensor)
@@ -45,7 +45,7 @@ def all_reduce(lines: Lines, tensors: list[Tensor], how: Reduction) -> Steps[lis
     return tensors
 
 
-def _sum_or_reduce(lines: Lines, operand: Operand, how: Reduction) -> Steps[None]:
+def _sum_or_reduce(lines: AsyncComms, operand: Operand, how: Reduction) -> Steps[None]:
     line, sums = lines.together, lines.sums
     if sums is not None and how.how == "sum" and sums.takes(operand.array):
         done = yield from sums.all_reduce(operand.array)
@@ -54,7 +54,9 @@ def _sum_or_reduce(lines: Lines, operand: Operand, how: Reduction) -> Steps[None
     yield from line.until(line.all_reduce(operand.array, how.how))
 
 
-def reduce(lines: Lines, tensors: list[Tensor], how: Reduction, root: int) -> Steps[list[Tensor]]:
+def reduce(
+    lines: AsyncComms, tensors: list[Tensor], how: Reduction, root: int
+) -> Steps[list[Tensor]]:
     """The root's tensors become what all ranks' make together; the others stay as they are."""
     line = lines.together
     for tensor in tensors:
@@ -66,7 +68,7 @@ def reduce(lines: Lines, tensors: list[Tensor], how: Reduction, root: int) -> St
     return tensors
 
 
-def all_gather(lines: Lines, outputs: list[Tensor], tensor: Tensor) -> Steps[list[Tensor]]:
+def all_gather(lines: AsyncComms, outputs: list[Tensor], tensor: Tensor) -> Steps[list[Tensor]]:
     """Every rank's tensor, in rank order; they may differ in length."""
     line, sizes = lines.together, {output.nbytes for output in outputs}
     if len(sizes) > 1 or tensor.nbytes * line.size > line.longest:
@@ -80,9 +82,9 @@ def all_gather(lines: Lines, outputs: list[Tensor], tensor: Tensor) -> Steps[lis
     return outputs
 
 
-def all_gather_single(lines: Lines, output: Tensor, tensor: Tensor) -> Steps[list[Tensor]]:
+def all_gather_single(lines: AsyncComms, output: Tensor, tensor: Tensor) -> Steps[list[Tensor]]:
     """Every rank's tensor, equally long, one after the other in one."""
-    line, room = lines.together, Incoming(output)
+    line, room = lines.together, ReceiveBuffer(output)
     if room.bytes.size > line.longest:
         pieces = torch.from_numpy(room.bytes).chunk(line.size)
         bare = torch.from_numpy(Outgoing(tensor).bytes)
@@ -93,7 +95,9 @@ def all_gather_single(lines: Lines, output: Tensor, tensor: Tensor) -> Steps[lis
     return [output]
 
 
-def gather(lines: Lines, outputs: list[Tensor], tensor: Tensor, root: int) -> Steps[list[Tensor]]:
+def gather(
+    lines: AsyncComms, outputs: list[Tensor], tensor: Tensor, root: int
+) -> Steps[list[Tensor]]:
     """The root gets every rank's tensor."""
     line = lines.together
     outgoing = [tensor if rank == root else None for rank in range(line.size)]
@@ -102,7 +106,9 @@ def gather(lines: Lines, outputs: list[Tensor], tensor: Tensor, root: int) -> St
     return outputs
 
 
-def scatter(lines: Lines, output: Tensor, tensors: list[Tensor], root: int) -> Steps[list[Tensor]]:
+def scatter(
+    lines: AsyncComms, output: Tensor, tensors: list[Tensor], root: int
+) -> Steps[list[Tensor]]:
     """Every rank gets its tensor from the root."""
     line = lines.together
     outgoing = list(tensors) if line.rank == root else [None] * line.size
@@ -111,14 +117,16 @@ def scatter(lines: Lines, output: Tensor, tensors: list[Tensor], root: int) -> S
     return [output]
 
 
-def all_to_all(lines: Lines, outputs: list[Tensor], tensors: list[Tensor]) -> Steps[list[Tensor]]:
+def all_to_all(
+    lines: AsyncComms, outputs: list[Tensor], tensors: list[Tensor]
+) -> Steps[list[Tensor]]:
     """Tensor i goes to rank i; output j came from rank j."""
     yield from exchange(lines.together, list(tensors), list(outputs))
     return outputs
 
 
 def all_to_all_single(
-    lines: Lines,
+    lines: AsyncComms,
     output: Tensor,
     tensor: Tensor,
     output_sizes: Sequence[int],
@@ -126,7 +134,7 @@ def all_to_all_single(
 ) -> Steps[list[Tensor]]:
     """The same with the rows of one tensor, so many for each rank; none named means equally."""
     line = lines.together
-    room, source = Incoming(output), plain(tensor)
+    room, source = ReceiveBuffer(output), plain(tensor)
     outgoing = _rows(torch.from_numpy(raw(source)), source, sizes, line.size)
     incoming = _rows(torch.from_numpy(room.bytes), output, output_sizes, line.size)
     yield from exchange(line, list(outgoing), list(incoming))
@@ -142,7 +150,7 @@ def _rows(flat: Tensor, tensor: Tensor, sizes: Sequence[int], ranks: int) -> tup
 
 
 def reduce_scatter(
-    lines: Lines, output: Tensor, tensors: list[Tensor], how: Reduction
+    lines: AsyncComms, output: Tensor, tensors: list[Tensor], how: Reduction
 ) -> Steps[list[Tensor]]:
     """What all ranks' tensors number i make together is rank i's."""
     line = lines.together
@@ -167,14 +175,14 @@ def _copy_of(operand: Operand) -> Tensor:
     return operand.numbers.clone()
 
 
-def barrier(lines: Lines) -> Steps[list[Tensor]]:
+def barrier(lines: AsyncComms) -> Steps[list[Tensor]]:
     """Wait until every rank is here."""
     yield from lines.together.until(lines.together.barrier())
     return []
 
 
 def monitored_barrier(
-    lines: Lines, number: int, timeout_s: float, names_all: bool = False
+    lines: AsyncComms, number: int, timeout_s: float, names_all: bool = False
 ) -> Steps[str]:
     """A barrier after which rank 0 names the ranks that did not come; what went wrong, if any.
 
@@ -196,7 +204,9 @@ def monitored_barrier(
     return "" if verdict[0] else "ranks are missing, which rank 0 names"
 
 
-def _call_roll(line: Line, tag: int, end_s: float, timeout_s: float, names_all: bool) -> Steps[str]:
+def _call_roll(
+    line: AsyncComm, tag: int, end_s: float, timeout_s: float, names_all: bool
+) -> Steps[str]:
     rooms = np.zeros((line.size, 1), np.uint8)
     called = {rank: line.receive(rooms[rank], rank, tag) for rank in range(1, line.size)}
     missing = sorted(called)
@@ -222,7 +232,7 @@ def _absence(missing: Sequence[int], timeout_s: float, names_all: bool) -> str:
     return f"no sign of rank {names} within {timeout_s:g} s ({gloo})"
 
 
-def send(lines: Lines, tensors: list[Tensor], to: int, tag: int) -> Steps[list[Tensor]]:
+def send(lines: AsyncComms, tensors: list[Tensor], to: int, tag: int) -> Steps[list[Tensor]]:
     """Messages to one rank."""
     line = lines.messages
     outgoing = [Outgoing(tensor, by_message=line.size > 1).bytes for tensor in tensors]
@@ -232,12 +242,12 @@ def send(lines: Lines, tensors: list[Tensor], to: int, tag: int) -> Steps[list[T
 
 
 def receive(
-    lines: Lines, tensors: list[Tensor], source: int, tag: int, note: list[int]
+    lines: AsyncComms, tensors: list[Tensor], source: int, tag: int, note: list[int]
 ) -> Steps[list[Tensor]]:
     """Messages from one rank, or from any; `note` is told from which."""
     line = lines.messages
     for tensor in tensors:
-        room = Incoming(tensor, by_message=line.size > 1)
+        room = ReceiveBuffer(tensor, by_message=line.size > 1)
         coming = line.receive(room.bytes, source, tag)
         try:
             while not coming.done():
@@ -252,15 +262,15 @@ def receive(
 
 
 def exchange(
-    line: Line, outgoing: Sequence[Tensor | None], incoming: Sequence[Tensor | None]
+    line: AsyncComm, outgoing: Sequence[Tensor | None], incoming: Sequence[Tensor | None]
 ) -> Steps[None]:
     """Tensor i goes to rank i, and tensor j comes from rank j; None: nothing goes or comes."""
     rooms = [
-        None if tensor is None else Incoming(tensor, by_message=rank != line.rank)
+        None if tensor is None else ReceiveBuffer(tensor, by_message=rank != line.rank)
         for rank, tensor in enumerate(incoming)
     ]
     others = [rank for rank in range(line.size) if rank != line.rank]
-    coming: list[tuple[Any, Incoming]] = []
+    coming: list[tuple[Any, ReceiveBuffer]] = []
     for rank in others:
         room = rooms[rank]
         if room is not None:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from paceline.comm import ANY_RANK
 from paceline.comm.nonblocking.async_comm import Steps
-from paceline.comm.nonblocking.lines import Lines
-from paceline.comm.nonblocking.progress import Operation, Progress, Queue
+from paceline.comm.nonblocking.lines import AsyncComms
+from paceline.comm.nonblocking.progress import Operation, ProgressEngine, Queue
 from paceline.torch_backend import collectives, sparse
 from paceline.torch_backend.devices import KINDS, Device, after, in_turn
 from paceline.torch_backend.reductions import Reduction, reduction_of
@@ -33,7 +33,9 @@ _FAREWELL_S = 5.0
 class MPIGroup(dist.ProcessGroup):
     """Ranks that exchange tensors by MPI; torch makes it for the backend "mpi4py"."""
 
-    def __init__(self, lines: Lines, progress: Progress, name: str, timeout_s: float) -> None:
+    def __init__(
+        self, lines: AsyncComms, progress: ProgressEngine, name: str, timeout_s: float
+    ) -> None:
         self._rank, self._size = lines.together.rank, lines.together.size
         super().__init__(self._rank, self._size)
         self._all_lines, self._progress = lines, progress
@@ -303,7 +305,7 @@ class MPIGroup(dist.ProcessGroup):
     # How operations are started.
 
     @property
-    def _lines(self) -> Lines:
+    def _lines(self) -> AsyncComms:
         """The lines for what is started here: by a callback, or by the program."""
         echo = self._all_lines.echo if self._is_callback() else None
         return echo or self._all_lines

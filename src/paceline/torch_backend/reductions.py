@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from paceline.comm.nonblocking.async_comm import How
+from paceline.comm.nonblocking.async_comm import ReduceOpName
 from paceline.errors import WorldError
 from paceline.torch_backend.memory import numbers_of
 from paceline.torch_backend.tensors import name_of, plain, write
 
-_BITS: dict[Any, How] = {
+_BITS: dict[Any, ReduceOpName] = {
     ReduceOp.RedOpType.BAND: "and",
     ReduceOp.RedOpType.BOR: "or",
     ReduceOp.RedOpType.BXOR: "xor",
 }
-_HOW: dict[Any, How] = {
+_HOW: dict[Any, ReduceOpName] = {
     ReduceOp.RedOpType.SUM: "sum",
     ReduceOp.RedOpType.AVG: "sum",
     ReduceOp.RedOpType.PRODUCT: "product",
@@ -31,7 +31,12 @@ _HOW: dict[Any, How] = {
     ReduceOp.RedOpType.MAX: "max",
     **_BITS,
 }
-_OF_TRUTH: dict[How, How] = {"sum": "or", "product": "and", "min": "and", "max": "or"}
+_OF_TRUTH: dict[ReduceOpName, ReduceOpName] = {
+    "sum": "or",
+    "product": "and",
+    "min": "and",
+    "max": "or",
+}
 _NARROW_BYTES = 2
 """Floating-point numbers of so few bytes are added up as float32."""
 
@@ -54,7 +59,7 @@ class Reduction:
             raise WorldError(f"{what}: {_name(kind)} has no meaning for {name_of(dtype)}")
         how = _HOW[kind]
         self._work_type = _work_type(dtype)
-        self.how: How = _OF_TRUTH.get(how, how) if dtype == torch.bool else how
+        self.how: ReduceOpName = _OF_TRUTH.get(how, how) if dtype == torch.bool else how
 
     def operand(self, tensor: Tensor) -> Operand:
         """The tensor's numbers in a type that MPI knows."""

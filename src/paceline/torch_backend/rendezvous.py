@@ -66,13 +66,13 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
             problem = f"no store could be opened on {world.node}: {error}"
     addresses = [LOOPBACK] if one_node else outside_addresses(interfaces)
     port = store.port if store else 0
-    addresses, port, token, problem = world.tell((addresses, port, token, problem))
+    addresses, port, token, problem = world.bcast_value((addresses, port, token, problem))
     if problem:
         raise WorldError(problem)
     address = addresses[0] if addresses else ""
     if store is None:
         store, address = _find(addresses, port, token, world.size)
-    ways = world.share(address)
+    ways = world.allgather_values(address)
     _check_ways(ways, addresses)
     assert store is not None
     store.set_timeout(timeout)

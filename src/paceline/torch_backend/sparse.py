@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributed import ReduceOp
 
 from paceline.comm.nonblocking.async_comm import Steps
-from paceline.comm.nonblocking.lines import Lines
+from paceline.comm.nonblocking.lines import AsyncComms
 from paceline.errors import WorldError
 from paceline.torch_backend.collectives import all_gather_single, exchange
 
@@ -29,7 +29,7 @@ def check_sparse(tensors: list[Tensor], kind: Any) -> None:
         raise WorldError(f"all_reduce: sparse tensors have SUM and AVG, not {asked}")
 
 
-def sum_sparse(lines: Lines, tensors: list[Tensor], kind: Any) -> Steps[list[Tensor]]:
+def sum_sparse(lines: AsyncComms, tensors: list[Tensor], kind: Any) -> Steps[list[Tensor]]:
     """Every rank's tensors become the sum, or the average, of all ranks'."""
     for tensor in tensors:
         total = yield from _sum(lines, tensor.detach().coalesce())
@@ -42,7 +42,7 @@ def sum_sparse(lines: Lines, tensors: list[Tensor], kind: Any) -> Steps[list[Ten
     return tensors
 
 
-def _sum(lines: Lines, mine: Tensor) -> Steps[Tensor]:
+def _sum(lines: AsyncComms, mine: Tensor) -> Steps[Tensor]:
     """Each rank gets all ranks' entries and adds them up in the order of ranks: same bits.
 
     Numbers of half precision are added up in float32, and are so in what is returned.

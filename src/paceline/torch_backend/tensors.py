@@ -46,7 +46,7 @@ class Outgoing:
         self.bytes = raw(plain(tensor)) if exposed is None else exposed
 
 
-class Incoming:
+class ReceiveBuffer:
     """Room for the bytes of a tensor that is received: its own, or some on the host."""
 
     def __init__(self, tensor: Tensor, keep: bool = False, by_message: bool = False) -> None:

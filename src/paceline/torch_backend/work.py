@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.futures import Future
 
-from paceline.comm.nonblocking.progress import Operation, Progress
+from paceline.comm.nonblocking.progress import Operation, ProgressEngine
 from paceline.errors import WorldError
 from paceline.torch_backend.devices import Device
 from paceline.torch_backend.untraced import untraced
@@ -71,7 +71,7 @@ class OperationFuture(Future):
     def __init__(
         self,
         operation: Operation,
-        progress: Progress,
+        progress: ProgressEngine,
         callbacks: Callbacks,
         devices: list[torch.device],
     ) -> None:
@@ -186,7 +186,7 @@ class MPIWork(dist.Work):
     def __init__(
         self,
         operation: Operation,
-        progress: Progress,
+        progress: ProgressEngine,
         callbacks: Callbacks,
         sources: list[int],
         devices: Sequence[Device] = (),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from paceline.comm import World
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.config.run import DataConfig, RunConfig
 from paceline.core.user_code import describe_failure
 from paceline.data import Stream, as_source, open_data
@@ -35,7 +35,7 @@ def data_cache(config: RunConfig, world: World) -> Iterator[NodeCache | None]:
     if data.cache_dir is None:
         yield None
         return
-    token = once(world, lambda: secrets.token_hex(8))
+    token = on_rank0(world, lambda: secrets.token_hex(8))
     limit = None if data.cache_limit is None else read_bytes(data.cache_limit)
     with closing(NodeCache(Path(data.cache_dir), token, limit)) as cache:
         yield cache
@@ -48,13 +48,13 @@ def open_datasets(
     data = config.data
     train = data.train
     if train is None:  # what is at hand may differ from node to node
-        train = once(world, lambda: _default_data(config))
+        train = on_rank0(world, lambda: _default_data(config))
     validation = data.validation
     if validation is None and isinstance(train, str) and train in BUILT_IN:
         validation = train
     _check_used(config, (train, validation))
     if "mnist" in [spec for spec in (train, validation) if isinstance(spec, str)]:
-        once(world, lambda: _provide_mnist(data.dir))
+        on_rank0(world, lambda: _provide_mnist(data.dir))
     opened = _open_everywhere(config, world, train, "train", cache)
     _check_schedule(config, opened)
     _check_buffer(config, opened)
@@ -198,7 +198,7 @@ def _open_everywhere(
     if world.rank == 0 and error is None:
         source, error = _attempt(lambda: _open(config, spec, there, part))
         contents = getattr(source, "contents", None) if isinstance(spec, str) else None
-    contents, failed = world.tell((contents, error is not None))
+    contents, failed = world.bcast_value((contents, error is not None))
     if world.rank and error is None and not failed:
         source, error = _attempt(lambda: _open(config, spec, there, part, contents))
     facts = _Facts(world.node)
@@ -206,7 +206,7 @@ def _open_everywhere(
         found, error = _attempt(lambda: _describe(source, world.node))
         facts = found or facts
     noun = "training" if part == "train" else part
-    everyone = world.share(facts if error is None else _failed(world.node, error))
+    everyone = world.allgather_values(facts if error is None else _failed(world.node, error))
     if error is not None:
         raise error
     for rank, other in enumerate(everyone):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paceline.comm import Pending, World, wait_until
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.core.vectors import Vector, checksum
 from paceline.errors import ConfigError, TrainingError
-from paceline.sync import at_centre, next_number
-from paceline.sync.parameter_server.make import tags_of
+from paceline.sync import next_exchange_id, with_common_weights
+from paceline.sync.parameter_server.make import message_tags
 from paceline.training.callbacks import Callback, Logs
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class LedCallbacks(Callback):
         if getattr(model, "optimizer", None) is not optimizer:
             model.optimizer = optimizer  # the replica compiles the model at its first batch
         model.stop_training = False
-        if trainer._exchange.free:
+        if trainer._exchange.asynchronous:
             self._news = RateNews(world)
         if world.rank == 0:
             from paceline.frameworks.keras.callbacks import KerasCallbacks
@@ -109,7 +109,7 @@ class LedCallbacks(Callback):
         world, replica = trainer.world, trainer.replica
         if self._news is not None:
             self._use_rate(self._news.close())
-        once(world, lambda: self._led.call("on_train_end"))
+        on_rank0(world, lambda: self._led.call("on_train_end"))
         for vector, accept in (
             (replica.parameters(), replica.accept_parameters),
             (replica.buffers(), replica.accept_buffers),
@@ -130,7 +130,7 @@ class LedCallbacks(Callback):
             return rate  # type: ignore[no-any-return]
 
         if self._news is None:
-            self._use_rate(once(trainer.world, run))
+            self._use_rate(on_rank0(trainer.world, run))
         elif trainer.world.rank == 0:
             self._news.send(run())
 
@@ -158,7 +158,7 @@ class LedCallbacks(Callback):
 def _untouched(trainer: Trainer, event: str) -> Iterator[None]:
     """Inside, the model is the rule's centre, and nobody changes it."""
     replica = trainer.replica
-    with at_centre(replica, trainer._exchange):
+    with with_common_weights(replica, trainer._exchange):
         before = checksum(replica.parameters())
         yield
         if checksum(replica.parameters()) != before and trainer.world.size > 1:
@@ -182,7 +182,7 @@ class RateNews:
     """
 
     def __init__(self, world: World) -> None:
-        self._world, self._tag = world, tags_of(next_number(world))[0]
+        self._world, self._tag = world, message_tags(next_exchange_id(world))[0]
         self._sent: list[tuple[Vector, Pending]] = []
         self._last: float | None = None
         self._room, self._heard = np.empty(1), 0
@@ -195,7 +195,7 @@ class RateNews:
         self._last = rate
         for rank in range(1, self._world.size):
             told = np.array([rate])
-            self._sent.append((told, self._world.dispatch(told, rank, self._tag)))
+            self._sent.append((told, self._world.isend(told, rank, self._tag)))
 
     def latest(self) -> float | None:
         """The last rate that has come; None if none has come since the last call."""
@@ -208,7 +208,7 @@ class RateNews:
 
     def close(self) -> float | None:
         """Take in what is under way: the last rate, None if none has come since `latest`."""
-        told = self._world.tell(len(self._sent) // max(1, self._world.size - 1))
+        told = self._world.bcast_value(len(self._sent) // max(1, self._world.size - 1))
         rates: list[float | None] = [None]
 
         def have_arrived() -> bool:
@@ -223,4 +223,4 @@ class RateNews:
         return rates[0]
 
     def _post(self) -> Pending:
-        return self._world.expect(self._room, 0, self._tag)
+        return self._world.irecv(self._room, 0, self._tag)

@@ -17,18 +17,25 @@ from paceline.frameworks import limit_threads, make_loop
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.observe.trial import open_trial
 from paceline.rules import BSP, Rule, make_rule
-from paceline.runtime.failure import fail, together
+from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.watchdog.thread import watched
 from paceline.runtime.world import init
-from paceline.sync import Frame, FreeExchange, Part, make_exchange, next_number, show_centre
+from paceline.sync import (
+    AsynchronousExchange,
+    Contribution,
+    ExchangeContext,
+    load_common_weights,
+    make_exchange,
+    next_exchange_id,
+)
 from paceline.sync.replicas import average_buffers, check_equal, start_equal
-from paceline.sync.synchronous.shared import SharedExchange
+from paceline.sync.synchronous.shared import SharedParametersExchange
 
 _log = logging.getLogger("paceline.training")
 
 
-class _Served:
+class ServedSamples:
     """Samples that `shard` has handed out, for all models that a loop trains.
 
     Only the batches of one shard count at a time: what a validation loop took before them did not
@@ -49,7 +56,9 @@ class _Served:
         self.batch_size = batch_size
 
 
-_served: contextvars.ContextVar[_Served | None] = contextvars.ContextVar("served", default=None)
+_served: contextvars.ContextVar[ServedSamples | None] = contextvars.ContextVar(
+    "served", default=None
+)
 _active: contextvars.ContextVar[tuple[Pace, ...]] = contextvars.ContextVar("active", default=())
 
 
@@ -61,7 +70,7 @@ class Pace:
         world: World,
         loop: Any,
         rule: Rule,
-        frame: Frame,
+        frame: ExchangeContext,
         overlap: bool,
         max_rejected: int,
     ) -> None:
@@ -72,28 +81,30 @@ class Pace:
         self._loop, self._clip_norm = loop, frame.clip_norm
         start_equal(world, loop)
         self._exchange = make_exchange(world, loop, rule, frame)
-        self._part: Part | None = None
-        if overlap and isinstance(self._exchange, SharedExchange):
+        self._part: Contribution | None = None
+        if overlap and isinstance(self._exchange, SharedParametersExchange):
             self._exchange.announce_each(lambda: self._begin_part().weight)
         self._watch = Stopwatch()
         self._seen = (0, 0)
-        self._usual = Part(1, 1.0, more=True)
+        self._usual = Contribution(1, 1.0, more=True)
         self._by: object = None
         self._given: float | None = None
         self._unit = "steps"
         """What the samples of the last part are: `shard` counts them, or the user, or nobody."""
         exchange = self._exchange
         everyone = tuple(range(world.size))
-        self.workers = exchange.roles.workers if isinstance(exchange, FreeExchange) else everyone
+        self.workers = (
+            exchange.roles.workers if isinstance(exchange, AsynchronousExchange) else everyone
+        )
         """The ranks that train; the others hold the centre and get no batches."""
         self._trial = open_trial(world.rank, len(self.workers))
-        if isinstance(exchange, FreeExchange) and world.rank == 0:
+        if isinstance(exchange, AsynchronousExchange) and world.rank == 0:
             _log.info("rule %s: %s", rule.name, exchange.describe())
 
     @property
     def steps_itself(self) -> bool:
         """Whether the exchange moves the parameters, and the user's optimizer must not."""
-        return isinstance(self._exchange, SharedExchange)
+        return isinstance(self._exchange, SharedParametersExchange)
 
     def weigh(self, weight: float) -> None:
         """Say what the next step's gradient stands for, if not samples: tokens, for example.
@@ -109,14 +120,14 @@ class Pace:
 
     def before_step(self) -> None:
         """Exchange what the rule exchanges before the optimizer moves the weights."""
-        if not self._exchange.works:
+        if not self._exchange.trains:
             raise TrainingError(
                 f"rank {self.world.rank} is a server by rule.servers and does not train; iterate "
                 "over paceline.shard(...), which gives it no batches, or look at pace.workers"
             )
         part = self._begin_part()
         self._steps += 1
-        if not self._exchange.checks_gradients and not self._loop.gradients_are_finite():
+        if not self._exchange.filters_nonfinite and not self._loop.gradients_are_finite():
             self._loop.clear_gradients()
             part = self._part = part._replace(weight=0.0)
             self._note_rejected()
@@ -152,17 +163,17 @@ class Pace:
 
     def leave(self) -> None:
         """Take part, without samples, in the steps of the ranks that still have some."""
-        while self.world.size > 1 or self._exchange.free:
+        while self.world.size > 1 or self._exchange.asynchronous:
             self._loop.clear_gradients()
-            meeting = self._exchange.before_step(Part(), self._watch)
+            meeting = self._exchange.before_step(Contribution(), self._watch)
             if meeting is not None and meeting.more and meeting.weight and not meeting.applied:
                 if self._clip_norm is not None:
                     self._loop.clip(self._clip_norm)
                 self._loop.apply()
-            meeting = self._exchange.after_step(Part(), self._watch) or meeting
+            meeting = self._exchange.after_step(Contribution(), self._watch) or meeting
             if meeting is not None and not meeting.more:
                 break
-        steps = self.world.share(self._steps)
+        steps = self.world.allgather_values(self._steps)
         if self.world.size > 1 and not any(steps):
             raise TrainingError(
                 "no rank called optimizer.step() in the keep_pace block, which is where ranks "
@@ -176,11 +187,11 @@ class Pace:
                 ", ".join(map(str, idle)),
                 max(steps),
             )
-        show_centre(self._loop, self._exchange)
-        if self._exchange.alike and not self.steps_itself:
+        load_common_weights(self._loop, self._exchange)
+        if self._exchange.replicas_stay_equal and not self.steps_itself:
             self._check_together()
         self._exchange.close()
-        average_buffers(self.world, self._loop, self._exchange.works)
+        average_buffers(self.world, self._loop, self._exchange.trains)
 
     def _check_together(self) -> None:
         """Replicas that took the same steps are equal, unless something else moved them."""
@@ -208,25 +219,25 @@ class Pace:
         """Where this rank's time went since the last call; the user's own work is compute."""
         return self._watch.take()
 
-    def _begin_part(self) -> Part:
+    def _begin_part(self) -> Contribution:
         """What this rank brings to the step that is under way."""
         if self._part is None:
             self._part = self._make_part()
         return self._part
 
-    def _make_part(self) -> Part:
+    def _make_part(self) -> Contribution:
         """What this rank brings to the step that begins."""
         if self._given is not None:
             given, self._given = self._given, None
             self._unit = "weights"
-            return Part(given, given, more=True)
+            return Contribution(given, given, more=True)
         served = _served.get()
         if served is not None:
             turn, seen = self._seen
             new = served.samples - (seen if turn == served.turn else 0)
             self._seen, self._by = (served.turn, served.samples), served.by
             if new:  # else another step on the same batch
-                self._usual = Part(new, new / served.batch_size, more=True)
+                self._usual = Contribution(new, new / served.batch_size, more=True)
         self._unit = "samples" if self._by is not None else "steps"
         return self._usual
 
@@ -274,13 +285,15 @@ def keep_pace(
             "easgd and downpour have a setting of their own, rule.overlap"
         )
     loop = make_loop(model, optimizer)
-    frame = Frame(number=next_number(world), clip_norm=clip_norm, share=share, fail=fail)
+    frame = ExchangeContext(
+        number=next_exchange_id(world), clip_norm=clip_norm, share=share, fail=fail
+    )
     pace = Pace(world, loop, rule, frame, overlap, max_rejected)
     end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
     others = _active.get()
     _active.set((*others, pace))
     try:
-        with together(world), watched(pace.progress, stall_warning_s, stall_timeout_s):
+        with ending_together(world), watched(pace.progress, stall_warning_s, stall_timeout_s):
             yield pace
             pace.leave()
     except BaseException:
@@ -330,7 +343,7 @@ class Batches:
         epoch, self.epoch = self.epoch, self.epoch + 1
         served = _served.get()
         if served is None:
-            served = _Served()
+            served = ServedSamples()
             _served.set(served)
         workers = self._workers()
         if self._world.rank not in workers:

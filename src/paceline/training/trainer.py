@@ -13,7 +13,7 @@ from typing import Any
 from paceline.checkpoint.saver import Saver
 from paceline.checkpoint.store import Store
 from paceline.comm import World
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.config.reading import read_config
 from paceline.config.run import RunConfig
 from paceline.data import Stream, batches_per_epoch
@@ -21,23 +21,30 @@ from paceline.data.cache.node_cache import NodeCache
 from paceline.errors import ConfigError
 from paceline.frameworks import seed_generators
 from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
-from paceline.runtime.failure import fail, together
-from paceline.runtime.stop_requests import Orders
+from paceline.runtime.failure import ending_together, fail
+from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog.thread import watched
 from paceline.runtime.world import init
-from paceline.sync import Exchange, Frame, FreeExchange, goes_freely, make_exchange, next_number
+from paceline.sync import (
+    AsynchronousExchange,
+    Exchange,
+    ExchangeContext,
+    is_asynchronous,
+    make_exchange,
+    next_exchange_id,
+)
 from paceline.sync.replicas import start_equal
 from paceline.training.build import build_replica
 from paceline.training.claim import Claim
 from paceline.training.datasets import data_cache, open_datasets
 from paceline.training.keras_callbacks import adapt_callbacks
-from paceline.training.loop.async_run import FreeRun
+from paceline.training.loop.async_run import AsyncRun
 from paceline.training.loop.clock import Clock
-from paceline.training.loop.sync_run import LockstepRun
+from paceline.training.loop.sync_run import SyncRun
 from paceline.training.loop.worker import Worker
 from paceline.training.model_file import check_room, save_model
 from paceline.training.resume.resumed import FOLDER, Resumed, find_resumed
-from paceline.training.resume.snapshot import take_up_replica, take_up_run
+from paceline.training.resume.snapshot import restore_replica, restore_run
 from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_json
 
 _log = logging.getLogger("paceline.training")
@@ -85,7 +92,7 @@ class Trainer:
         self.callbacks = adapt_callbacks(callbacks)
         self._given_world = world
         self._worker: Worker | None = None
-        self._orders = Orders()
+        self._orders = StopRequests()
         self._claim: Claim | None = None
 
     def stop(self) -> None:
@@ -108,13 +115,13 @@ class Trainer:
         self._orders.limit(self.config.max_time)
         try:
             with (
-                together(self.world),
+                ending_together(self.world),
                 self._orders.heeded(),
                 data_cache(self.config, self.world) as cache,
             ):
                 return self._fit(cache)
         finally:
-            self._orders = Orders()  # what this run was told is not for the next
+            self._orders = StopRequests()  # what this run was told is not for the next
             if self._claim is not None:
                 self._claim.release()
                 self._claim = None
@@ -134,9 +141,9 @@ class Trainer:
         self._resumed = resumed = self._find_resumed()
         if resumed is not None:
             same = resumed.facts["optimizer"] == config.describe()["optimizer"]
-            take_up_replica(self.replica, resumed, same)
-        frame = Frame(
-            number=next_number(world),
+            restore_replica(self.replica, resumed, same)
+        frame = ExchangeContext(
+            number=next_exchange_id(world),
             batches=self._batches_to_deal(train),
             saved=resumed.centre if resumed is not None else None,
             seed=config.seed,
@@ -145,7 +152,7 @@ class Trainer:
             fail=fail,
         )
         self._exchange = exchange = make_exchange(world, self.replica, config.rule, frame)
-        if config.check_replicas is not None and not exchange.alike:
+        if config.check_replicas is not None and not exchange.replicas_stay_equal:
             raise ConfigError(
                 "check_replicas compares replicas that are equal after every step, and by rule "
                 f"{config.rule.name} each goes its own way; leave it out"
@@ -160,7 +167,7 @@ class Trainer:
         seconds = time.perf_counter() - began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
         summary |= self.facts
-        once(world, lambda: self._save(summary))
+        on_rank0(world, lambda: self._save(summary))
         return Result(
             getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
         )
@@ -169,7 +176,9 @@ class Trainer:
         """All epochs; the reason if they ended early."""
         config, world = self.config, self.world
         resumed = self._resumed
-        self.run_dir = once(world, lambda: self._claim_run_dir(self._found if resumed else None))
+        self.run_dir = on_rank0(
+            world, lambda: self._claim_run_dir(self._found if resumed else None)
+        )
         with ExitStack() as stack:
             events = stack.enter_context(EventLog(self.run_dir / "events", world.rank, world.node))
             progress = make_progress(world.rank, config.progress)
@@ -183,11 +192,11 @@ class Trainer:
             stack.callback(saver.close)
             description = self._describe(train, exchange)
             progress.begin(config.epochs, self.clock.samples_per_epoch, description)
-            kind = FreeRun if exchange.free else LockstepRun
+            kind = AsyncRun if exchange.asynchronous else SyncRun
             run = kind(self, self._worker, exchange, train, validation, events, progress, saver)
             if resumed is not None:
-                self._worker.dealt_to = resumed.facts["dealt_to"]
-                take_up_run(run, resumed)
+                self._worker.numbered_for = resumed.facts["dealt_to"]
+                restore_run(run, resumed)
                 progress.message(resumed.describe())
             saver.begin_period(self.clock.step)
             watch, clock = self._worker.watch, self.clock
@@ -212,7 +221,7 @@ class Trainer:
             "shuffle": config.data.shuffle,
             "samples_of_data": None if stream else len(train),
             "order_of_data": getattr(train, "order_facts", None) if config.data.shuffle else None,
-            "at_their_own_pace": goes_freely(config.rule, self.world),
+            "at_their_own_pace": is_asynchronous(config.rule, self.world),
         }
         if facts["at_their_own_pace"]:  # batches are numbered through the run
             facts["batch"] = config.data.batch_size * config.accumulate
@@ -220,7 +229,7 @@ class Trainer:
 
     def _find_resumed(self) -> Resumed | None:
         config, world = self.config, self.world
-        self._found = once(world, lambda: find_run_dir(config))
+        self._found = on_rank0(world, lambda: find_run_dir(config))
         resumed = find_resumed(config.resume, self._found, world)
         if resumed is not None:
             resumed.check(self.identity)
@@ -229,7 +238,7 @@ class Trainer:
     def _batches_to_deal(self, train: Any) -> int:
         """Of the whole run, where workers go at their own pace."""
         config = self.config
-        if not goes_freely(config.rule, self.world):
+        if not is_asynchronous(config.rule, self.world):
             return 0
         size = config.data.batch_size * config.accumulate
         resumed = self._resumed
@@ -238,15 +247,17 @@ class Trainer:
 
     def _describe(self, train: Any, exchange: Exchange) -> str:
         config, world = self.config, self.world
-        nodes = len(set(world.share(world.node)))
+        nodes = len(set(world.allgather_values(world.node)))
         batch = config.data.batch_size * config.accumulate
-        together = "" if exchange.free else f" ({batch * world.size} in all)"
+        in_all = "" if exchange.asynchronous else f" ({batch * world.size} in all)"
         samples = "a stream" if isinstance(train, Stream) else f"{len(train):,} samples"
         text = (
             f"{world.size} rank{'s' * (world.size > 1)} on {nodes} node{'s' * (nodes > 1)}, "
-            f"rule {config.rule.name}, batch {batch} per rank{together}, {train.name}: {samples}"
+            f"rule {config.rule.name}, batch {batch} per rank{in_all}, {train.name}: {samples}"
         )
-        return f"{text}\n{exchange.describe()}" if isinstance(exchange, FreeExchange) else text
+        return (
+            f"{text}\n{exchange.describe()}" if isinstance(exchange, AsynchronousExchange) else text
+        )
 
     def _save(self, summary: dict[str, Any]) -> None:
         save_model(self.replica.save, self.run_dir)

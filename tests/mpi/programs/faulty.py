@@ -70,19 +70,19 @@ class Slices:
 class SharedReplica(NumpyReplica):
     """One whose parameters the ranks of a node may share, as those of torch: it starts sooner."""
 
-    def divides(self):
+    def step_is_elementwise(self):
         return True
 
-    def state_names(self):
+    def slot_names(self):
         return ()
 
     def slice_optimizer(self, parameters, pieces, states):
         return Slices(parameters, pieces)
 
-    def catch_gradients(self, arrived):
+    def on_gradient(self, arrived):
         return lambda: None
 
-    def show_whole_state(self, optimizer):
+    def expose_whole_state(self, optimizer):
         return lambda: None
 
 
@@ -117,7 +117,7 @@ class Strike(Callback):
 
 def wait_until_known(rank, step):
     """Until the launcher can read that this rank has come so far."""
-    pulse, end = Path(os.environ["PACELINE_JOB_FOLDER"], "pulse.json"), time.monotonic() + HANG_S
+    pulse, end = Path(os.environ["PACELINE_JOB_DIR"], "pulse.json"), time.monotonic() + HANG_S
     while not pulse.exists() or (json.loads(pulse.read_text())[str(rank)]["step"] or 0) < step:
         assert time.monotonic() < end, "its step was not told"
         time.sleep(0.05)

@@ -71,7 +71,7 @@ def train(world, run_dir, rule, every_rank_a_node):
     ).fit()  # fmt: skip
     world.barrier()
     left = world._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
-    everyone = world.share((result.model.parameters().tobytes(), left))
+    everyone = world.allgather_values((result.model.parameters().tobytes(), left))
     events = [e for e in read_events(Path(run_dir) / "events") if e["event"] == "step"]
     return {
         "equal": len({weights for weights, _ in everyone}) == 1,

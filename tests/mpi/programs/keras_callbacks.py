@@ -58,9 +58,9 @@ def train(world, rule, folder):
     first = np.concatenate([np.ravel(weight) for weight in kept.get_weights()])
     loaded = model.evaluate(*[part[:40] for part in data], verbose=0)
     return {
-        "models": len(set(world.share(weights.tobytes()))),
-        "calls": world.share(calls),
-        "rates": world.share(round(float(model.optimizer.learning_rate), 6)),
+        "models": len(set(world.allgather_values(weights.tobytes()))),
+        "calls": world.allgather_values(calls),
+        "rates": world.allgather_values(round(float(model.optimizer.learning_rate), 6)),
         "recorded": [record.learning_rate for record in result.history],
         "epochs": len(result.history),
         "val_loss": [record.val_loss for record in result.history],

@@ -57,8 +57,8 @@ class Cases:
     def outcome(self, model, logs, **more):
         """Whether the ranks have one model and one history."""
         floats = (weight for weight in model.get_weights() if weight.dtype.kind == "f")
-        models = self.world.share(b"".join(weight.tobytes() for weight in floats))
-        histories = self.world.share(json.dumps(logs))
+        models = self.world.allgather_values(b"".join(weight.tobytes() for weight in floats))
+        histories = self.world.allgather_values(json.dumps(logs))
         return {"models": len(set(models)), "histories": len(set(histories)), "logs": logs, **more}
 
     def gradients(self):
@@ -167,8 +167,8 @@ class Cases:
         return self.outcome(
             model,
             logs,
-            calls=self.world.share(len(calls)),
-            rates=self.world.share(round(rate, 6)),
+            calls=self.world.allgather_values(len(calls)),
+            rates=self.world.allgather_values(round(rate, 6)),
             files=sorted(path.name for path in self.folder.iterdir()),
             restored=model.evaluate(*self.validation, verbose=0, return_dict=True)["loss"],
         )

@@ -115,7 +115,7 @@ def check_one_sample(world, replica):
     figures = validate(world, replica, source, 10, Stopwatch())
     assert figures["val_auc"] is not None
     assert figures["val_accuracy"] in (0.0, 1.0)
-    assert len(set(map(str, world.share(figures)))) == 1
+    assert len(set(map(str, world.allgather_values(figures)))) == 1
 
 
 def check_export(folder):
@@ -163,7 +163,7 @@ def run_checks(world, folder):
         except Exception:
             failed[check.__name__] = traceback.format_exc()
     merged = {}
-    for part in world.share(failed):
+    for part in world.allgather_values(failed):
         merged |= part
     return {"run": [check.__name__ for check in checks], "failed": merged}
 

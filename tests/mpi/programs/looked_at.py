@@ -7,7 +7,7 @@ import time
 import torch
 
 from paceline.models.mnist import MNISTNetwork
-from paceline.runtime.watchdog.stack import look_at
+from paceline.runtime.watchdog.stack import read_activity
 
 sys.setswitchinterval(1e-5)
 torch.set_num_threads(1)
@@ -17,7 +17,7 @@ looks, stopped = 0, False
 def look() -> None:
     global looks
     while not stopped:
-        look_at(main)
+        read_activity(main)
         looks += 1
         time.sleep(0.0002)
 

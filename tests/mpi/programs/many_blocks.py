@@ -28,9 +28,9 @@ def count_left(world, blocks, rule):
 
 
 def next_number(world):
-    twin = world._comm.Dup()
-    number = twin.py2f()
-    twin.Free()
+    duplicate = world._comm.Dup()
+    number = duplicate.py2f()
+    duplicate.Free()
     return number
 
 

@@ -42,7 +42,7 @@ def train(world, folder, rule, optimizer, stop_after, epochs):
         outcome = describe(trainer.fit())
     except Interrupted as stop:
         code = stop.code
-    codes = world.share(code)
+    codes = world.allgather_values(code)
     return {"interrupted": codes} if any(codes) else outcome
 
 

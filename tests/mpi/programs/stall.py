@@ -24,7 +24,7 @@ import paceline  # noqa: E402
 from paceline.runtime.watchdog import stall_detector as stalls  # noqa: E402
 from paceline.runtime.watchdog import thread as watch  # noqa: E402
 
-told = Path(os.environ.get("PACELINE_JOB_FOLDER", "/none"), "told")
+told = Path(os.environ.get("PACELINE_JOB_DIR", "/none"), "told")
 STALLED, NAMED = "nothing has moved", rf"for rank {who} \(\S+\), busy in told.py"
 
 

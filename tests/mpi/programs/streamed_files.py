@@ -78,7 +78,7 @@ def stream(world, folder):
     return {
         "samples": result.summary["samples"],
         "torch": "torch" in sys.modules,
-        "peak_mb": [kb / 1024 for kb in world.share(peak_kb)],
+        "peak_mb": [kb / 1024 for kb in world.allgather_values(peak_kb)],
     }
 
 
@@ -86,7 +86,7 @@ def copy(world, folder, fails):
     look = Look(folder / "cache", fails)
     result = train(folder, "small", look, cache_dir=str(folder / "cache"))
     outcome = {
-        "cached": [sorted(seen) for seen in world.share(look.seen)],
+        "cached": [sorted(seen) for seen in world.allgather_values(look.seen)],
         "trained": result.summary["samples"],
     }
     world.barrier()

@@ -17,6 +17,6 @@ where = [place.split(":") for place in listening()]
 inside = all(address.endswith("7F") for address, _ in where)
 used = int(os.environ["MASTER_PORT"]) in [int(port, 16) for _, port in where]
 word = f"sum {total.item():g} by {dist.get_backend()}, inside {inside}, port used {used}"
-word += f", GPUs dealt {os.environ.get('PACELINE_DEAL_GPUS') != '0'}, {detect().kind}"
+word += f", GPUs dealt {os.environ.get('PACELINE_ASSIGN_GPUS') != '0'}, {detect().kind}"
 os.write(1, f"{word}, world of {paceline.init().size}\n".encode())
 dist.destroy_process_group()

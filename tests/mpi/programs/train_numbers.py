@@ -32,7 +32,9 @@ def train(world, run_dir, batch_size, rule):
         run_dir=run_dir,
         callbacks=[StopAt()],
     ).fit()
-    bits = world.share(b"".join(p.detach().numpy().tobytes() for p in result.model.parameters()))
+    bits = world.allgather_values(
+        b"".join(p.detach().numpy().tobytes() for p in result.model.parameters())
+    )
     assert len(set(bits)) == 1, "replicas differ"
     assert torch.get_num_threads() == 1  # or sums may have another order
     if world.rank != 0:

@@ -25,7 +25,7 @@ def send_in_pieces(world):
         world_checks.broadcast_gives_the_roots_values(world, 1003)
         world_checks.neighbours_pass_messages_on_a_ring(world, 2503)
         world_checks.pieces_are_exchanged_all_to_all(world, 1701)
-        for post in (world.expect, world.dispatch):
+        for post in (world.irecv, world.isend):
             with pytest.raises(ValueError, match="1101 elements, and MPI takes at most 1100"):
                 post(np.zeros(1101), 0)
         world.barrier()

@@ -13,7 +13,7 @@ from paceline.comm.node_memory import make_file, open_file
 
 HOLDER = """
 import pathlib, sys, time
-from paceline.comm import memory
+from paceline.comm import node_memory as memory
 memory._BY_OPEN_FILE = sys.argv[2] == "of the open file"
 mine = memory.open_file(pathlib.Path(sys.argv[1]), 100, 2)
 with mine.hold(1):

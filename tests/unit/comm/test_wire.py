@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from paceline.comm import run_world
-from paceline.comm.allreduce.coded import CodedSum, make_sums
-from paceline.comm.wire import BLOCK, Feedback, make_codec
+from paceline.comm.allreduce.coded import CompressedAllreduce, make_sums
+from paceline.comm.wire import BLOCK, ErrorFeedback, make_codec
 from paceline.rules.checks import WIRES
 
 LOSSY = [wire for wire in WIRES if wire != "float32"]
@@ -152,7 +152,7 @@ def test_feedback_makes_good_for_rounding(wire, dtype):
     """The mean of N messages is within a quantum / N of what was meant."""
     vector = np.abs(numbers(3001, dtype)) + dtype(1e-3)
     codec = make_codec(wire, dtype)
-    feedback = Feedback(codec, vector.size, dtype)
+    feedback = ErrorFeedback(codec, vector.size, dtype)
     data, back = np.empty(codec.nbytes(vector.size), np.uint8), np.empty_like(vector)
     total, before, messages = np.zeros(vector.size), vector.copy(), 50
     for _ in range(messages):
@@ -171,7 +171,7 @@ def test_feedback_makes_good_for_rounding(wire, dtype):
 
 def test_feedback_of_a_part_has_its_part_of_the_error():
     codec, vector = make_codec("int8", np.float32), numbers(5000, np.float32)
-    whole, parts = (Feedback(codec, 5000, np.float32) for _ in range(2))
+    whole, parts = (ErrorFeedback(codec, 5000, np.float32) for _ in range(2))
     data = np.empty(codec.nbytes(5000), np.uint8)
     whole.encode(vector, data)
     for first, last in ((0, 2048), (2048, 5000)):
@@ -183,7 +183,7 @@ def test_feedback_of_a_part_has_its_part_of_the_error():
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
 def test_feedback_forgets_what_is_not_finite(wire, broken):
     codec, vector = make_codec(wire, np.float32), numbers(3000, np.float32)
-    feedback = Feedback(codec, vector.size, np.float32)
+    feedback = ErrorFeedback(codec, vector.size, np.float32)
     data, back = np.empty(codec.nbytes(vector.size), np.uint8), np.empty_like(vector)
     sick = vector.copy()
     sick[5] = broken
@@ -202,7 +202,7 @@ def sum_up(ranks, wire, size, dtype, times=1):
     """Each rank's mean of so many sums of the same vectors, the bytes of one, and its errors."""
 
     def program(world):
-        coded = CodedSum(world, make_codec(wire, dtype), size, dtype)
+        coded = CompressedAllreduce(world, make_codec(wire, dtype), size, dtype)
         total = np.zeros(size)
         for _ in range(times):
             vector = numbers(size, dtype, seed=world.rank)
@@ -261,7 +261,7 @@ def test_bytes_are_those_that_go_to_others(ranks):
 @every_wire
 def test_a_broken_number_reaches_everybody_and_does_not_stay(wire):
     def program(world):
-        coded = CodedSum(world, make_codec(wire, np.float32), 3000, np.float32)
+        coded = CompressedAllreduce(world, make_codec(wire, np.float32), 3000, np.float32)
         vector = np.ones(3000, np.float32)
         vector[7] = np.nan if world.rank == 1 else 1.0
         coded.all_reduce(vector)

@@ -3,15 +3,15 @@ import json
 import pytest
 
 from paceline.launch.deaths import (
-    Death,
-    Loss,
+    HostLoss,
+    RankDeath,
     describe_death,
     describe_end,
     describe_loss,
     read_death,
     read_loss,
 )
-from paceline.launch.mpirun_output import BannerFilter
+from paceline.launch.mpirun_output import OutputFilter
 from paceline.runtime.job_dir import read_pulse
 
 OPEN_MPI = b"""prterun noticed that process rank 12 with PID 6866 on node n07 exited on
@@ -33,9 +33,9 @@ INTEL = b"""=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
 @pytest.mark.parametrize(
     ("banner", "death"),
     [
-        (OPEN_MPI, Death(12, 6866, "n07", 9)),
-        (MPICH, Death(None, 6937, "n07", 11)),
-        (INTEL, Death(3, 25544, "n07", 9)),
+        (OPEN_MPI, RankDeath(12, 6866, "n07", 9)),
+        (MPICH, RankDeath(None, 6937, "n07", 11)),
+        (INTEL, RankDeath(3, 25544, "n07", 9)),
         (MPICH.rpartition(b"YOUR")[0], None),  # an exit code of 11 is no signal
         (b"prterun detected that one or more processes exited with non-zero status", None),
     ],
@@ -56,14 +56,14 @@ def test_a_death_is_read_from_the_banner(banner, death):
     ],
 )
 def test_a_killed_rank_is_named_with_its_step_if_it_is_known(pulse, place):
-    assert describe_death(Death(1, 7, "n07", 9), pulse) == (
+    assert describe_death(RankDeath(1, 7, "n07", 9), pulse) == (
         "paceline: rank 1 (n07) was killed by signal 9 (SIGKILL: by hand, or out of memory)"
         f"{place}; all ranks were ended\n"
     )
 
 
 def test_a_killed_rank_without_a_number_is_named_by_its_process():
-    text = describe_death(Death(None, 7, "n07", 15), {"0": {"step": 3}})
+    text = describe_death(RankDeath(None, 7, "n07", 15), {"0": {"step": 3}})
     assert text == (
         "paceline: a rank (n07, process 7) was killed by signal 15 (SIGTERM); all ranks were "
         "ended\n"
@@ -138,25 +138,25 @@ MPI_ABORT was invoked on rank 2 in communicator MPI_COMM_WORLD
   Errorcode: 7
 --------------------------------------------------------------------------
 """
-UNNAMED = Loss(None, whole=False, noticed_on="host1")
+UNNAMED = HostLoss(None, whole=False, noticed_on="host1")
 # Open MPI 5.0.11, rank 1 on host3 killed: recorded. Rank 0's last words, its abort and the report
 # of the death race each other to mpirun.
 ORDERS = {
-    "death_first": (SOCKET_CLOSED + KILLED, Death(1, 101, "host3", 9), UNNAMED),
-    "abort_first": (CUT_OFF + SOCKET_CLOSED + EXITED, None, Loss("host3", whole=False)),
+    "death_first": (SOCKET_CLOSED + KILLED, RankDeath(1, 101, "host3", 9), UNNAMED),
+    "abort_first": (CUT_OFF + SOCKET_CLOSED + EXITED, None, HostLoss("host3", whole=False)),
     "abort_first_and_peer_not_named": (SOCKET_CLOSED + EXITED, None, UNNAMED),
 }
 
 
 def test_a_host_that_was_lost_is_named():
-    assert read_loss(LOST) == Loss("host2", whole=True)
-    assert "host host2 was lost" in describe_loss(Loss("host2", whole=True))
+    assert read_loss(LOST) == HostLoss("host2", whole=True)
+    assert "host host2 was lost" in describe_loss(HostLoss("host2", whole=True))
     assert read_loss(b"all is well") is None
 
 
 def test_a_rank_that_was_cut_off_tells_whose_host_is_gone():
-    assert read_loss(CUT_OFF) == Loss("host3", whole=False)
-    assert "a rank on host host3" in describe_loss(Loss("host3", whole=False))
+    assert read_loss(CUT_OFF) == HostLoss("host3", whole=False)
+    assert "a rank on host host3" in describe_loss(HostLoss("host3", whole=False))
 
 
 @pytest.mark.parametrize("pauses", [False, True], ids=["at_once", "pausing_after_each_line"])
@@ -168,13 +168,13 @@ def test_a_rank_killed_elsewhere_is_told_in_whatever_order_its_end_is_reported(o
 
 @pytest.mark.parametrize("pauses", [False, True], ids=["at_once", "pausing_after_each_line"])
 def test_banners_of_a_lost_host_are_not_shown(pauses):
-    assert hear(LOST, pauses) == (b"", None, Loss("host2", whole=True))
+    assert hear(LOST, pauses) == (b"", None, HostLoss("host2", whole=True))
 
 
 def test_ranks_cut_off_by_an_abort_are_no_loss():
     shown, _, loss = hear(b"RuntimeError: no more\n" + ABORTED + CUT_OFF + SOCKET_CLOSED)
     assert (shown, loss) == (b"RuntimeError: no more\n", None)
-    assert hear(ABORTED + LOST)[2] == Loss("host2", whole=True)
+    assert hear(ABORTED + LOST)[2] == HostLoss("host2", whole=True)
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_loss_whose_host_was_not_told_is_named_if_only_one_other_takes_part(ho
 
 def hear(said, pauses=False):
     """What a filter shows of a failed job's output, and the death and the loss that it reads."""
-    banners = BannerFilter()
+    banners = OutputFilter()
     shown = b""
     for piece in said.splitlines(keepends=True) if pauses else [said]:
         shown += banners.feed(piece) + (banners.pause() if pauses else b"")

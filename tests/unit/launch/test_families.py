@@ -7,9 +7,9 @@ import pytest
 
 from paceline.cluster.detect import detect
 from paceline.launch.mpirun_command import Placement
-from paceline.launch.rendezvous import hold, meeting_place
+from paceline.launch.rendezvous import hold, rendezvous_env
 from paceline.runtime.torchrun import env as introduction
-from paceline.runtime.torchrun.env import introduce
+from paceline.runtime.torchrun.env import set_torchrun_env
 
 
 def has_ipv6() -> bool:
@@ -44,7 +44,7 @@ def test_a_port_for_others_is_held_in_both_families(address):
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_port_for_this_machine_is_held_at_the_address_that_is_told(address):
-    with meeting_place(Placement(), {"MASTER_ADDR": address}) as told:
+    with rendezvous_env(Placement(), {"MASTER_ADDR": address}) as told:
         port = int(told["MASTER_PORT"])
         assert not is_free(address, port)
 
@@ -52,8 +52,8 @@ def test_a_port_for_this_machine_is_held_at_the_address_that_is_told(address):
 def test_rank_0_holds_the_port_where_its_store_will_be(monkeypatch):
     held: list[socket.socket] = []
     monkeypatch.setattr(introduction, "_held", held)
-    with meeting_place(Placement(), {"MASTER_ADDR": "::1"}) as told:
-        introduce(detect({}), dict(told))
+    with rendezvous_env(Placement(), {"MASTER_ADDR": "::1"}) as told:
+        set_torchrun_env(detect({}), dict(told))
         assert [one.getsockname()[:2] for one in held] == [("::1", int(told["MASTER_PORT"]))]
         held[0].close()
 

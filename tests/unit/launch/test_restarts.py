@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.launch.restarts import run_with_restarts
-from paceline.launch.supervise import Ended
+from paceline.launch.supervise import JobResult
 
 
 def run_codes(codes, restarts, signalled=False):
@@ -10,7 +10,7 @@ def run_codes(codes, restarts, signalled=False):
 
     def run(number):
         starts.append(number)
-        return Ended(codes[number], signalled)
+        return JobResult(codes[number], signalled)
 
     ended = run_with_restarts(run, restarts, pauses.append)
     return ended.code, starts, pauses

@@ -9,14 +9,14 @@ from paceline.rules.checks import WIRES
 
 
 def test_powersgd_has_a_rank():
-    assert BSP(wire="powersgd", rank=2).factor_rank == 2
-    assert BSP(wire="powersgd").factor_rank == 4
-    assert make_rule({"name": "bsp", "wire": "powersgd", "rank": 3}).factor_rank == 3
+    assert BSP(wire="powersgd", rank=2).powersgd_rank == 2
+    assert BSP(wire="powersgd").powersgd_rank == 4
+    assert make_rule({"name": "bsp", "wire": "powersgd", "rank": 3}).powersgd_rank == 3
 
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_no_other_format_has_one(wire):
-    assert BSP(wire=wire).factor_rank is None
+    assert BSP(wire=wire).powersgd_rank is None
     with pytest.raises(ConfigError) as caught:
         BSP(wire=wire, rank=4)
     assert str(caught.value) == (

@@ -5,7 +5,7 @@ import pytest
 from support.rule_courses import random_order, set_out
 
 from paceline.rules import Downpour
-from paceline.rules.base import Terms
+from paceline.rules.base import PushTerms
 from paceline.rules.server_optimizers import make_server_optimizer
 
 WORKERS = 3
@@ -102,29 +102,29 @@ def test_steps_taken_while_the_exchange_travels_are_kept_and_pushed():
     rule, rng = Downpour(), np.random.default_rng(2)
     x, others, later = rng.normal(size=(3, 40_000))
     centre, terms, message = x + others, rule.terms(1, 1, 2), np.empty_like(x)
-    state = rule.begin_worker(x + 0.5)  # half a unit has been done since the last push
-    rule.outgoing(x, state, terms, out=message)
+    state = rule.init_worker(x + 0.5)  # half a unit has been done since the last push
+    rule.make_push(x, state, terms, out=message)
     at, expected = x.copy(), centre - 0.5
     rule.absorb(message, centre, {}, terms)
     assert np.abs(centre - expected).max() < 1e-14
     x += later
-    rule.incoming(centre, at, x, state)
+    rule.apply_reply(centre, at, x, state)
     assert np.abs(x - (centre + later)).max() < 1e-14
-    rule.outgoing(x, state, terms, out=message)
+    rule.make_push(x, state, terms, out=message)
     assert np.abs(message + later).max() < 1e-14  # nothing twice, nothing forgotten
 
 
 def test_scale():
-    assert [Downpour().scale(s) for s in (0, 9)] == [1.0, 1.0]
-    assert [Downpour(staleness="dynsgd").scale(s) for s in (0, 1, 3)] == [1.0, 0.5, 0.25]
-    assert [Downpour(max_staleness=2).scale(s) for s in (2, 3)] == [1.0, 0.0]
-    assert Downpour(max_staleness=0, staleness="dynsgd").scale(1) == 0.0
+    assert [Downpour().staleness_weight(s) for s in (0, 9)] == [1.0, 1.0]
+    assert [Downpour(staleness="dynsgd").staleness_weight(s) for s in (0, 1, 3)] == [1.0, 0.5, 0.25]
+    assert [Downpour(max_staleness=2).staleness_weight(s) for s in (2, 3)] == [1.0, 0.0]
+    assert Downpour(max_staleness=0, staleness="dynsgd").staleness_weight(1) == 0.0
 
 
 def test_a_push_counts_by_its_scale_before_the_optimizer():
     rule = Downpour(server_optimizer={"name": "momentum", "lr": 1.0, "momentum": 0.5})
-    centre, state = np.array([10.0]), rule.begin_centre(1, np.float64)
-    rule.absorb(np.array([4.0]), centre, state, Terms(scale=0.25))
+    centre, state = np.array([10.0]), rule.init_centre(1, np.float64)
+    rule.absorb(np.array([4.0]), centre, state, PushTerms(scale=0.25))
     assert (centre[0], state["velocity"][0]) == (9.0, 1.0)
 
 
@@ -165,13 +165,13 @@ def test_synchronous_pushes_are_averaged_over_samples(pull_every, staleness):
 def test_float32_stays_float32():
     rule = Downpour(push_every=3, staleness="agn", server_optimizer="adam")
     x = np.ones(3, np.float32)
-    centre, state, message = x.copy(), rule.begin_worker(x), np.empty_like(x)
-    centre_state = rule.begin_centre(3, np.float32)
+    centre, state, message = x.copy(), rule.init_worker(x), np.empty_like(x)
+    centre_state = rule.init_centre(3, np.float32)
     x -= 0.3
-    rule.outgoing(x, state, Terms(steps=3), out=message)
+    rule.make_push(x, state, PushTerms(steps=3), out=message)
     assert message == pytest.approx(0.1, rel=1e-6)
-    rule.absorb(message, centre, centre_state, Terms(scale=0.5))
-    rule.incoming(centre, x, x, state)
+    rule.absorb(message, centre, centre_state, PushTerms(scale=0.5))
+    rule.apply_reply(centre, x, x, state)
     assert x == pytest.approx(0.999, rel=1e-6)
     arrays = (x, centre, *state.values(), *centre_state.values())
     assert {array.dtype for array in arrays} == {np.dtype(np.float32)}
@@ -190,12 +190,12 @@ def test_the_optimizer_of_the_centre_is_made_once_not_for_each_push(monkeypatch,
     monkeypatch.setattr("paceline.rules.downpour.make_server_optimizer", make)
     centre = np.ones(2)
     if synchronous:
-        carried_out = rule.carried_out_as
-        state = carried_out.begin(centre)
+        carried_out = rule.resolve
+        state = carried_out.init_state(centre)
         for _ in range(5):
             carried_out.merge(np.ones(2), 1.0, centre, state)
     else:
-        state = rule.begin_centre(2, centre.dtype)
+        state = rule.init_centre(2, centre.dtype)
         for _ in range(5):
-            rule.absorb(np.ones(2), centre, state, Terms())
+            rule.absorb(np.ones(2), centre, state, PushTerms())
     assert made == ["momentum"]

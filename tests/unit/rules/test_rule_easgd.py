@@ -5,7 +5,7 @@ import pytest
 from support.rule_courses import random_order, set_out
 
 from paceline.rules import EASGD
-from paceline.rules.base import Terms
+from paceline.rules.base import PushTerms
 
 WORKERS = 3
 
@@ -60,10 +60,10 @@ def test_every_step_is_as_written_in_the_paper(settings, force, pieces):
 def exchange(rule, x, c, later=0.0):
     """One exchange, during which the worker moves on by `later`."""
     terms, message, at = rule.terms(step=1, steps=1, workers=4), np.empty_like(x), x.copy()
-    rule.outgoing(x, {}, terms, out=message)
+    rule.make_push(x, {}, terms, out=message)
     rule.absorb(message, c, {}, terms)
     x += later
-    rule.incoming(message, at, x, {})
+    rule.apply_reply(message, at, x, {})
 
 
 def test_replica_plus_centre_is_conserved():
@@ -86,9 +86,9 @@ def test_steps_taken_while_the_exchange_travels_are_kept():
 
 def test_what_is_answered_is_the_move():
     sent, centre = np.array([4.0]), np.array([0.0])
-    EASGD().absorb(sent, centre, {}, Terms(force=0.25))
+    EASGD().absorb(sent, centre, {}, PushTerms(force=0.25))
     assert (sent[0], centre[0]) == (1.0, 1.0)
-    assert EASGD.answers == "move"
+    assert EASGD.reply_kind == "move"
 
 
 def meet_at_once(rule, replicas, centre, meetings=1, weights=None):
@@ -136,10 +136,10 @@ def test_a_synchronous_schedule_counts_steps():
 
 
 def test_a_synchronous_rule_hands_its_wire_on():
-    assert EASGD(synchronous=True, wire="int8").carried_out_as.wire == "int8"
-    assert EASGD(synchronous=True, every=7).carried_out_as.every == 7
+    assert EASGD(synchronous=True, wire="int8").resolve.wire == "int8"
+    assert EASGD(synchronous=True, every=7).resolve.every == 7
     rule = EASGD(wire="int8")
-    assert rule.carried_out_as is rule
+    assert rule.resolve is rule
 
 
 def test_float32_stays_float32():

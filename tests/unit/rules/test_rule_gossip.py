@@ -15,7 +15,7 @@ def test_weights_add_up_to_one_and_the_mean_is_conserved():
     for _ in range(1000):
         worker = int(rng.integers(WORKERS))
         if rule.wants_to_push(rng):
-            weights[worker] = rule.halve(weights[worker])
+            weights[worker] = rule.split_weight(weights[worker])
             peer = rule.choose_peer(rng, worker, WORKERS)
             on_their_way.append((peer, replicas[worker].copy(), weights[worker]))
         if on_their_way and rng.random() < 0.6:  # messages overtake each other
@@ -66,4 +66,4 @@ def test_pushes_are_as_frequent_as_said(probability):
 
 
 def test_half_goes_along():
-    assert Gossip().halve(0.25) == 0.125
+    assert Gossip().split_weight(0.25) == 0.125

@@ -11,11 +11,11 @@ import torch.distributed as dist
 from support.far_tensors import FarTensor, plug_in
 
 from paceline.comm.nonblocking.lines import solo_lines
-from paceline.comm.nonblocking.progress import Progress
+from paceline.comm.nonblocking.progress import ProgressEngine
 from paceline.errors import LaunchError, WorldError
 from paceline.torch_backend import MPIGroup, devices
 from paceline.torch_backend.cuda_aware import find_libraries, is_cuda_aware
-from paceline.torch_backend.tensors import Incoming, Outgoing
+from paceline.torch_backend.tensors import Outgoing, ReceiveBuffer
 
 OPEN_MPI_MAPS = """\
 55d0c0a00000-55d0c0a01000 r--p 00000000 08:01 393266    /usr/bin/python3.11
@@ -35,7 +35,7 @@ def far(monkeypatch):
 
 @pytest.fixture
 def group():
-    progress = Progress()
+    progress = ProgressEngine()
     group = MPIGroup(solo_lines(), progress, "0", 20.0)
     yield group
     group.shutdown()
@@ -114,10 +114,10 @@ def test_messages_show_their_own_memory_to_an_mpi_that_takes_it_and_to_no_other(
     assert shown.__cuda_array_interface__["data"][0] == near.data_ptr()
     assert shown[2:6].__cuda_array_interface__["data"][0] == near.data_ptr() + 2
     assert shown[2:6].size == 4
-    room = Incoming(FarTensor(near), by_message=True)
+    room = ReceiveBuffer(FarTensor(near), by_message=True)
     assert room.bytes.__cuda_array_interface__["data"][0] == near.data_ptr()
     room.settle()
-    with_gaps = Incoming(FarTensor(near[::2]), by_message=True)
+    with_gaps = ReceiveBuffer(FarTensor(near[::2]), by_message=True)
     assert isinstance(with_gaps.bytes.ctypes.data, int)
     assert (far.fetched, far.stored) == (0, 0)
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import paceline
 from paceline.comm import SoloWorld, run_world
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.data import epoch_order
 from paceline.errors import ConfigError, DataError, ReplicaError, TrainingError
 from paceline.frameworks.numpy import NumpyReplica
@@ -657,7 +657,7 @@ def test_any_error_of_rank_0_reaches_the_others():
         def action():
             raise KeyError("lost")
 
-        once(world, action)
+        on_rank0(world, action)
 
     heard = []
 

@@ -20,7 +20,7 @@ _PIECE_BYTES = 65536
 
 
 @dataclass(frozen=True)
-class Pace:
+class PollTimes:
     """How often to look, in seconds, and when to give up."""
 
     log_s: float = 0.5
@@ -39,13 +39,13 @@ def follow(
     write: Callable[[bytes], object],
     say: Callable[[str], object],
     ask: Ask = ask_scheduler,
-    pace: Pace | None = None,
+    pace: PollTimes | None = None,
 ) -> int:
     """Wait until the job has ended and return its exit code; of an array, the first that is not 0.
 
     What the job writes goes to `write`, what happens to it to `say`.
     """
-    watched = _Watched(job, scheduler, say, ask, pace or Pace())
+    watched = _Watched(job, scheduler, say, ask, pace or PollTimes())
     log = _Tail(job.log(), write)
     while True:
         ended = watched.look()
@@ -65,7 +65,7 @@ class _Watched:
     scheduler: Scheduler
     say: Callable[[str], object]
     ask: Ask
-    pace: Pace
+    pace: PollTimes
     successor: Submitted | None = None
     _codes: dict[int | None, int] = field(default_factory=dict)
     _state: State = field(default_factory=lambda: State("unknown"))

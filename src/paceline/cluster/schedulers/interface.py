@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from paceline.cluster.schedulers.request import Request
+from paceline.cluster.schedulers.request import JobRequest
 
 
 @dataclass(frozen=True)
-class Answer:
+class CommandReply:
     """What a command of the scheduler said; `code` is None if it could not be asked."""
 
     code: int | None
@@ -19,7 +19,7 @@ class Answer:
     """It was asked and did not answer in time: what it was asked for may be done."""
 
 
-Ask = Callable[[Sequence[str]], Answer]
+Ask = Callable[[Sequence[str]], CommandReply]
 """Run a command of the scheduler."""
 
 
@@ -69,15 +69,15 @@ class Scheduler(Protocol):
     REMEDIES: tuple[Remedy, ...]
     """For what it refuses."""
 
-    def settle(self, request: Request, ask: Ask) -> Request:
+    def settle(self, request: JobRequest, ask: Ask) -> JobRequest:
         """Fill in what only the site can tell."""
         ...
 
-    def check(self, request: Request) -> list[str]:
+    def check(self, request: JobRequest) -> list[str]:
         """What in the request it cannot take."""
         ...
 
-    def render(self, request: Request) -> str:
+    def render(self, request: JobRequest) -> str:
         """The script. Pure: the same request gives the same text."""
         ...
 

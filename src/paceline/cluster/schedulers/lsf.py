@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator
 
 from paceline.cluster.schedulers.interface import Ask, Hint, Remedy, State
-from paceline.cluster.schedulers.request import SCRIPT, Request, fault, named
-from paceline.cluster.schedulers.script import Dialect, write_script
+from paceline.cluster.schedulers.request import SCRIPT, JobRequest, fault, named
+from paceline.cluster.schedulers.script import ScriptDialect, write_script
 
 TITLE = "LSF"
 BY_HAND = f"bsub < {SCRIPT}"
@@ -27,7 +27,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy("resource requirement", "Ask for less per node; lshosts shows what the nodes have"),
 )
 
-_DIALECT = Dialect(
+_DIALECT = ScriptDialect(
     by_hand=BY_HAND,
     job="$LSB_JOBID",
     task="$LSB_JOBINDEX",
@@ -44,12 +44,12 @@ _WAITING = ("PEND", "PSUSP", "WAIT", "PROV")
 _NAME = r"[A-Za-z0-9_][\w.+-]*"
 
 
-def settle(request: Request, ask: Ask) -> Request:
+def settle(request: JobRequest, ask: Ask) -> JobRequest:
     """There is nothing that only the site could tell."""
     return request
 
 
-def check(request: Request) -> list[str]:
+def check(request: JobRequest) -> list[str]:
     """Names that LSF would take for a pattern, an array or two words."""
     rule = "letters, digits and any of _ . + -, as LSF has it"
     return [
@@ -59,7 +59,7 @@ def check(request: Request) -> list[str]:
     ]
 
 
-def render(request: Request) -> str:
+def render(request: JobRequest) -> str:
     """Directives and the common script; paths are left to the script, which can quote them."""
     return write_script((f"#BSUB {line}" for line in _options(request)), request, _DIALECT)
 
@@ -87,7 +87,7 @@ def read_state(job: str, ask: Ask) -> State:
     return State("ended", max(codes))
 
 
-def _options(request: Request) -> Iterator[str]:
+def _options(request: JobRequest) -> Iterator[str]:
     texts = dict(named(request))
     array = f"[1-{len(request.tasks)}]" if request.tasks else ""
     yield f'-J "{texts["name"]}{array}"'

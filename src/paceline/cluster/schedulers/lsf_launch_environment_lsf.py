@@ -8,20 +8,20 @@ from collections.abc import Mapping
 from paceline.cluster.identity import (
     BATCH_SCRIPT,
     Environment,
-    Remedy,
+    WorldSizeAdvice,
     describe_script,
     read_count,
     read_rank,
     refuse_value,
 )
 
-REMEDIES: Mapping[str, Remedy] = {
-    "lsf-step": Remedy(
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "lsf-step": WorldSizeAdvice(
         "jsrun started {n} tasks",
         "The MPI library of mpi4py is not the one that jsrun serves (IBM Spectrum MPI). Build "
         "mpi4py with that one, or start with `paceline run -n {n}`.",
     ),
-    "lsf-batch": Remedy("LSF granted {n} slots", BATCH_SCRIPT),
+    "lsf-batch": WorldSizeAdvice("LSF granted {n} slots", BATCH_SCRIPT),
 }
 
 _SLOTS_PER_HOST = "LSB_MCPU_HOSTS"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.cluster.schedulers.interface import Ask, Hint, Kind, Remedy, State
-from paceline.cluster.schedulers.request import SCRIPT, Request, fault, named
-from paceline.cluster.schedulers.script import Dialect, write_script
+from paceline.cluster.schedulers.request import SCRIPT, JobRequest, fault, named
+from paceline.cluster.schedulers.script import ScriptDialect, write_script
 from paceline.core.quantities import show_clock
 
 TITLE = "PBS"
@@ -30,7 +30,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy("resource", "Ask for less per node; pbsnodes -a shows what the nodes have"),
 )
 
-_DIALECT = Dialect(
+_DIALECT = ScriptDialect(
     warns_itself=True,
     by_hand=BY_HAND,
     job="${PBS_JOBID%%[.[]*}",
@@ -46,12 +46,12 @@ _WAITING = "QHWT"
 _NAME = r"[A-Za-z0-9_][\w.+-]{0,229}"
 
 
-def settle(request: Request, ask: Ask) -> Request:
+def settle(request: JobRequest, ask: Ask) -> JobRequest:
     """There is nothing that only the site could tell."""
     return request
 
 
-def check(request: Request) -> list[str]:
+def check(request: JobRequest) -> list[str]:
     """Names that are none for PBS; it cannot quote them in directives."""
     rule = "letters, digits and any of _ . + -, as PBS has it"
     return [
@@ -61,7 +61,7 @@ def check(request: Request) -> list[str]:
     ]
 
 
-def render(request: Request) -> str:
+def render(request: JobRequest) -> str:
     """Directives and the common script; paths are left to the script, which can quote them."""
     if request.tasks:  # one task of an array cannot be handed in again
         request = replace(request, requeue=0)
@@ -99,7 +99,7 @@ def _shell_code(status: int) -> int:
     return 1 if status < 0 else 128 + status - 256 if status > 256 else status
 
 
-def _successor(request: Request) -> tuple[str, ...]:
+def _successor(request: JobRequest) -> tuple[str, ...]:
     # What is said here replaces the directive.
     passed = ",".join(["PACELINE_REQUEUES", *request.passed])
     return (
@@ -110,7 +110,7 @@ def _successor(request: Request) -> tuple[str, ...]:
     )
 
 
-def _options(request: Request) -> Iterator[str]:
+def _options(request: JobRequest) -> Iterator[str]:
     texts = dict(named(request))
     yield f"-N {texts['name']}"
     chunk = [f"ncpus={request.cores_per_node}", f"mpiprocs={request.ranks_per_node}"]

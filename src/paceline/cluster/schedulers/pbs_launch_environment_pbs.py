@@ -3,9 +3,17 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from paceline.cluster.identity import BATCH_SCRIPT, Environment, Remedy, describe_script, read_count
+from paceline.cluster.identity import (
+    BATCH_SCRIPT,
+    Environment,
+    WorldSizeAdvice,
+    describe_script,
+    read_count,
+)
 
-REMEDIES: Mapping[str, Remedy] = {"pbs-batch": Remedy("PBS granted {n} ranks", BATCH_SCRIPT)}
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "pbs-batch": WorldSizeAdvice("PBS granted {n} ranks", BATCH_SCRIPT)
+}
 
 
 def read(env: Mapping[str, str]) -> Environment | None:

@@ -17,7 +17,7 @@ _USUAL_SAVING_S = 90
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class JobRequest:
     """One job. Amounts are per rank or per node, as their names say."""
 
     command: tuple[str, ...]
@@ -81,8 +81,8 @@ class Request:
 
 
 def make_request(
-    given: Mapping[str, Any], fixed: Mapping[str, Any], check: Callable[[Request], list[str]]
-) -> Request:
+    given: Mapping[str, Any], fixed: Mapping[str, Any], check: Callable[[JobRequest], list[str]]
+) -> JobRequest:
     """A request from options as they were typed, and from what is known already.
 
     `check` tells what the scheduler in question cannot take. All faults are reported at once.
@@ -97,7 +97,7 @@ def make_request(
         except ValueError as error:
             wrong = error.args[0] if isinstance(text, list) else text
             faults.append(f"{option(name)} is {wrong!r}, expected: {_READERS[name][1]}")
-    request = Request(**values)
+    request = JobRequest(**values)
     faults += [*_contradictions(request), *check(request)]
     if faults:
         raise ConfigError("; ".join(faults))
@@ -122,7 +122,7 @@ def fault(name: str, value: object, expected: str) -> str:
     return f"{option(name)} is {value!r}, expected: {expected}"
 
 
-def named(request: Request) -> Iterator[tuple[str, str]]:
+def named(request: JobRequest) -> Iterator[tuple[str, str]]:
     """The fields that directives carry as text, and their values."""
     for name in ("name", "queue", "account", "pe"):
         value = getattr(request, name)
@@ -130,7 +130,7 @@ def named(request: Request) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _contradictions(request: Request) -> Iterator[str]:
+def _contradictions(request: JobRequest) -> Iterator[str]:
     if request.save_time is not None and request.time is None:
         yield "--save-time counts back from the time limit: give --time, too"
     elif request.time is not None and request.warning_s >= request.time:

@@ -12,12 +12,12 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from paceline.cluster.schedulers.request import Request
+from paceline.cluster.schedulers.request import JobRequest
 from paceline.errors import HOST_LOST, SAVED
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dialect:
+class ScriptDialect:
     """What the script has to know of its scheduler, as bash."""
 
     by_hand: str
@@ -56,7 +56,7 @@ def join(words: Iterable[str]) -> str:
     return " ".join(map(quote, words))
 
 
-def write_script(directives: Iterable[str], request: Request, dialect: Dialect) -> str:
+def write_script(directives: Iterable[str], request: JobRequest, dialect: ScriptDialect) -> str:
     """The whole script."""
     warns_itself = dialect.warns_itself and request.time is not None
     parts = [
@@ -79,7 +79,7 @@ def _escaped(letter: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(letter))
 
 
-def _opening(request: Request, dialect: Dialect) -> list[str]:
+def _opening(request: JobRequest, dialect: ScriptDialect) -> list[str]:
     number = f"{dialect.job}.{dialect.task}" if request.tasks else dialect.job
     return [
         "# Written by `paceline submit`. A job that was stopped goes on from its checkpoint when",
@@ -96,7 +96,7 @@ def _opening(request: Request, dialect: Dialect) -> list[str]:
     ]
 
 
-def _surroundings(request: Request) -> list[str]:
+def _surroundings(request: JobRequest) -> list[str]:
     lines = ["# What the command finds: software, variables, and where it was submitted from."]
     if request.modules:
         lines.append("type module >/dev/null 2>&1 || . /etc/profile  # a batch shell may lack it")
@@ -112,7 +112,7 @@ def _variable(name: str, value: str | None) -> str:
     return f'[ -n "${{{name}+set}}" ] || {{ echo "{missing}" >&2; finish 2; }}'
 
 
-def _tasks(request: Request, dialect: Dialect) -> list[str]:
+def _tasks(request: JobRequest, dialect: ScriptDialect) -> list[str]:
     cases = [f"    {n}) added=({join(words)}) ;;" for n, words in enumerate(request.tasks, start=1)]
     return [
         "# What each task of the array adds to the command.",
@@ -123,7 +123,7 @@ def _tasks(request: Request, dialect: Dialect) -> list[str]:
     ]
 
 
-def _command(request: Request, dialect: Dialect) -> list[str]:
+def _command(request: JobRequest, dialect: ScriptDialect) -> list[str]:
     words = join([request.python, "-m", "paceline", *request.command])
     added = ' "${added[@]}"' if request.tasks else ""
     return [
@@ -140,7 +140,7 @@ def _command(request: Request, dialect: Dialect) -> list[str]:
     ]
 
 
-def _timer(request: Request) -> list[str]:
+def _timer(request: JobRequest) -> list[str]:
     seconds = (request.time or 0) - request.warning_s
     return [
         "# The warning, in good time before the limit.",
@@ -167,7 +167,7 @@ def _waiting(has_timer: bool) -> list[str]:
     ]
 
 
-def _requeueing(request: Request, dialect: Dialect) -> list[str]:
+def _requeueing(request: JobRequest, dialect: ScriptDialect) -> list[str]:
     return [
         f"# {SAVED}: saved before the end. {HOST_LOST}: a host was lost. Unless it was cancelled,",
         "# the job goes on from its newest checkpoint.",

@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from paceline.cluster.schedulers.interface import Answer, Ask, Hint, Remedy, State
-from paceline.cluster.schedulers.request import SCRIPT, Request, fault, named
-from paceline.cluster.schedulers.script import Dialect, write_script
+from paceline.cluster.schedulers.interface import Ask, CommandReply, Hint, Remedy, State
+from paceline.cluster.schedulers.request import SCRIPT, JobRequest, fault, named
+from paceline.cluster.schedulers.script import ScriptDialect, write_script
 from paceline.core.quantities import show_clock
 from paceline.errors import LaunchError
 
@@ -41,7 +41,7 @@ REMEDIES: tuple[Remedy, ...] = (
 )
 USUAL_PE = "mpi"
 
-_DIALECT = Dialect(
+_DIALECT = ScriptDialect(
     warns_itself=True,
     by_hand=BY_HAND,
     job="$JOB_ID",
@@ -57,7 +57,7 @@ _DIALECT = Dialect(
 )
 
 
-def settle(request: Request, ask: Ask) -> Request:
+def settle(request: JobRequest, ask: Ask) -> JobRequest:
     """Choose the parallel environment: `mpi` if there is one, or the only one there is."""
     if _slots(request) == 1:
         return request
@@ -69,7 +69,7 @@ def settle(request: Request, ask: Ask) -> Request:
     return request
 
 
-def check(request: Request) -> list[str]:
+def check(request: JobRequest) -> list[str]:
     """What Grid Engine refuses or misreads; quotes do not help in its directives."""
     rule = "ASCII text without spaces, quotes, backslashes and #, as Grid Engine has it"
     wrong = [
@@ -88,7 +88,7 @@ def check(request: Request) -> list[str]:
     return wrong
 
 
-def render(request: Request) -> str:
+def render(request: JobRequest) -> str:
     """Directives and the common script; paths are left to the script, which can quote them."""
     return write_script((f"#$ {line}" for line in _options(request)), request, _DIALECT)
 
@@ -119,11 +119,11 @@ def _read_live(said: str) -> State:
     return State("running" if running else "waiting", None, "running" if running else "waiting")
 
 
-def _slots(request: Request) -> int:
+def _slots(request: JobRequest) -> int:
     return request.nodes * request.cores_per_node
 
 
-def _choose_pe(listed: Answer) -> str:
+def _choose_pe(listed: CommandReply) -> str:
     names = listed.said.split() if listed.code == 0 else []
     if USUAL_PE in names or not names:
         return USUAL_PE
@@ -135,7 +135,7 @@ def _choose_pe(listed: Answer) -> str:
     )
 
 
-def _refuse_one_node(request: Request, told: Answer) -> None:
+def _refuse_one_node(request: JobRequest, told: CommandReply) -> None:
     if re.search(r"^allocation_rule\s+\$pe_slots", told.said, re.MULTILINE):
         raise LaunchError(
             f"--nodes is {request.nodes}, but the parallel environment {request.pe} gives all "
@@ -143,7 +143,7 @@ def _refuse_one_node(request: Request, told: Answer) -> None:
         )
 
 
-def _options(request: Request) -> Iterator[str]:
+def _options(request: JobRequest) -> Iterator[str]:
     texts = dict(named(request))
     yield "-S /bin/bash"
     yield f"-N {texts['name']}"

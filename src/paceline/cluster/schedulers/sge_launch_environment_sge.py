@@ -6,10 +6,16 @@ itself: it is how a launcher reaches that host, and the ranks have the launcher'
 
 from collections.abc import Mapping
 
-from paceline.cluster.identity import BATCH_SCRIPT, Environment, Remedy, describe_script, read_count
+from paceline.cluster.identity import (
+    BATCH_SCRIPT,
+    Environment,
+    WorldSizeAdvice,
+    describe_script,
+    read_count,
+)
 
-REMEDIES: Mapping[str, Remedy] = {
-    "sge-batch": Remedy("Grid Engine granted {n} slots", BATCH_SCRIPT)
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "sge-batch": WorldSizeAdvice("Grid Engine granted {n} slots", BATCH_SCRIPT)
 }
 
 

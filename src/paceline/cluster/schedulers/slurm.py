@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from paceline.cluster.schedulers.interface import Ask, Hint, Kind, Remedy, State
-from paceline.cluster.schedulers.request import SCRIPT, Request, fault, named
-from paceline.cluster.schedulers.script import Dialect, write_script
+from paceline.cluster.schedulers.request import SCRIPT, JobRequest, fault, named
+from paceline.cluster.schedulers.script import ScriptDialect, write_script
 from paceline.core.quantities import show_clock
 
 TITLE = "Slurm"
@@ -51,7 +51,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy("unable to contact", "Slurm's controller does not answer: scontrol ping"),
 )
 
-_DIALECT = Dialect(
+_DIALECT = ScriptDialect(
     by_hand=BY_HAND,
     job="$SLURM_JOB_ID",
     task="$SLURM_ARRAY_TASK_ID",
@@ -84,12 +84,12 @@ _ENDED = {
 """States of a job that is over, and the exit code where Slurm tells none."""
 
 
-def settle(request: Request, ask: Ask) -> Request:
+def settle(request: JobRequest, ask: Ask) -> JobRequest:
     """There is nothing that only the site could tell."""
     return request
 
 
-def check(request: Request) -> list[str]:
+def check(request: JobRequest) -> list[str]:
     """What Slurm would misread; all text on one line can be quoted."""
     wrong = []
     if re.search(r"\\|%[\w%]", str(request.run_dir)):
@@ -104,7 +104,7 @@ def check(request: Request) -> list[str]:
     return wrong
 
 
-def render(request: Request) -> str:
+def render(request: JobRequest) -> str:
     """Directives and the common script; paths are left to the script, which can quote them."""
     dialect = replace(_DIALECT, job=_ARRAY) if request.tasks else _DIALECT
     return write_script(_directives(request), request, dialect)
@@ -145,11 +145,11 @@ def _read_record(line: str) -> State:
     return State("ended", int(code) or _ENDED[name], detail)
 
 
-def _directives(request: Request) -> Iterator[str]:
+def _directives(request: JobRequest) -> Iterator[str]:
     return (f"#SBATCH {line}" for line in _options(request))
 
 
-def _options(request: Request) -> Iterator[str]:
+def _options(request: JobRequest) -> Iterator[str]:
     texts = dict(named(request))
     yield f"--job-name={quote(texts['name'])}"
     yield f"--nodes={request.nodes}"

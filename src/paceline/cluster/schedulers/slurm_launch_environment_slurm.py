@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from paceline.cluster.identity import (
     BATCH_SCRIPT,
     Environment,
-    Remedy,
+    WorldSizeAdvice,
     describe_script,
     read_count,
     read_index,
@@ -13,13 +13,13 @@ from paceline.cluster.identity import (
 )
 from paceline.cluster.schedulers.allocation import expand_counts
 
-REMEDIES: Mapping[str, Remedy] = {
-    "slurm-step": Remedy(
+REMEDIES: Mapping[str, WorldSizeAdvice] = {
+    "slurm-step": WorldSizeAdvice(
         "srun started {n} tasks",
         "Use `srun --mpi=pmix` (or pmi2 with MPICH), or start with "
         "`mpirun`/`paceline train -n {n}`.",
     ),
-    "slurm-batch": Remedy("Slurm allocated {n} tasks", BATCH_SCRIPT),
+    "slurm-batch": WorldSizeAdvice("Slurm allocated {n} tasks", BATCH_SCRIPT),
 }
 
 # Slurm's reserved step ids: the shell of `salloc` and the batch script are steps of one task each.

@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.cluster.schedulers.interface import Answer, Scheduler, advise
-from paceline.cluster.schedulers.request import SCRIPT, Request
+from paceline.cluster.schedulers.interface import CommandReply, Scheduler, advise
+from paceline.cluster.schedulers.request import SCRIPT, JobRequest
 from paceline.errors import ConfigError, LaunchError
 
 _ANSWER_S = 60.0
@@ -54,7 +54,7 @@ class Submitted:
         return self.run_dir / f"job-{self.number}{part}.{kind}"
 
 
-def ask_scheduler(command: Sequence[str], directory: Path | None = None) -> Answer:
+def ask_scheduler(command: Sequence[str], directory: Path | None = None) -> CommandReply:
     """Run a command of the scheduler, with a time limit."""
     try:
         done = subprocess.run(
@@ -68,15 +68,15 @@ def ask_scheduler(command: Sequence[str], directory: Path | None = None) -> Answ
             timeout=_ANSWER_S,
         )
     except FileNotFoundError:
-        return Answer(None, f"{command[0]} is not on PATH")
+        return CommandReply(None, f"{command[0]} is not on PATH")
     except subprocess.TimeoutExpired:
-        return Answer(None, f"{command[0]} did not answer in {_ANSWER_S:.0f} s", late=True)
+        return CommandReply(None, f"{command[0]} did not answer in {_ANSWER_S:.0f} s", late=True)
     except OSError as error:
-        return Answer(None, str(error))
-    return Answer(done.returncode, done.stdout)
+        return CommandReply(None, str(error))
+    return CommandReply(done.returncode, done.stdout)
 
 
-def submit(request: Request, scheduler: Scheduler, is_new: bool = False) -> Submitted:
+def submit(request: JobRequest, scheduler: Scheduler, is_new: bool = False) -> Submitted:
     """Write the script into the run directory, which is made, and hand it in from there.
 
     `is_new`: the directory's name was free a moment ago; RunDirTaken tells that it no longer is.
@@ -96,7 +96,7 @@ def submit(request: Request, scheduler: Scheduler, is_new: bool = False) -> Subm
     return Submitted(job, request.run_dir, len(request.tasks))
 
 
-def _write_script(request: Request, text: str, is_new: bool) -> bytes | None:
+def _write_script(request: JobRequest, text: str, is_new: bool) -> bytes | None:
     """Write it, and give what an earlier job had there."""
     try:
         _claim(request.run_dir, is_new)
@@ -142,11 +142,11 @@ def free_run_dir(name: str, within: Path = Path("runs")) -> Path:
     raise LaunchError(f"a thousand runs named {stem} exist already; give --run-dir")
 
 
-def _said(answer: Answer) -> str:
+def _said(answer: CommandReply) -> str:
     return " ".join(answer.said.split()) or "it said nothing"
 
 
-def _explain(scheduler: Scheduler, answer: Answer) -> str:
+def _explain(scheduler: Scheduler, answer: CommandReply) -> str:
     said = _said(answer)
     if answer.code is None:
         return (

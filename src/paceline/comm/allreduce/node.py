@@ -59,7 +59,7 @@ class NodeBuffers:
         self._memory.close()
 
 
-class NodeSum:
+class NodeAllreduce:
     """Sums vectors over all ranks of a world, by way of the memory of its nodes.
 
     Ranks are added in their order, so that all of them get the same bits.
@@ -68,8 +68,8 @@ class NodeSum:
     def __init__(self, world: World) -> None:
         """All ranks make it together; a WorldError on all of them where memory is too small."""
         self._world, self._nodes = world, nodes_of(world)
-        self._neighbours = self._nodes.neighbours
-        ranks = self._neighbours.size
+        self._local = self._nodes.local
+        ranks = self._local.size
         heads = ranks * _LINE
         stage = STAGE_BYTES if self._nodes.count == 1 else FAR_STAGE_BYTES
         self._memory = world.node_memory(heads + 2 * ranks * stage, locks=0)
@@ -80,9 +80,9 @@ class NodeSum:
 
     def make_buffer(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Zeroed memory that the other ranks of the node can reach; all ranks ask together."""
-        ranks = self._neighbours.size
+        ranks = self._local.size
         memory = self._world.node_memory(ranks * _round_up(nbytes), locks=0)
-        buffers = NodeBuffers(memory, nbytes, ranks, self._neighbours.rank)
+        buffers = NodeBuffers(memory, nbytes, ranks, self._local.rank)
         self._made += 1
         self._buffers[self._made] = buffers
         return buffers.mine
@@ -101,9 +101,9 @@ class NodeSum:
         False on all ranks, and nothing done, where messages are quicker.
         """
         number, start = self._find(buffer)
-        head = self._heads[self._neighbours.rank]
+        head = self._heads[self._local.rank]
         head[:_FIELDS] = number, start, buffer.nbytes, buffer.dtype.num
-        self._neighbours.barrier()
+        self._local.barrier()
         heads = self._heads[:, :_FIELDS].tolist()
         if heads.count(heads[0]) < len(heads):
             self._check_alike(heads)
@@ -116,19 +116,19 @@ class NodeSum:
         end = start + buffer.nbytes
         rows = [row[start:end].view(buffer.dtype) for row in self._buffers[number].rows]
         self._sum_own(rows, self._nodes.slice_of(buffer.size, buffer.itemsize))
-        self._neighbours.barrier()
+        self._local.barrier()
         return True
 
     def _sum_own(self, rows: Sequence[Buffer], piece: slice) -> None:
         """Write the sum of this rank's piece over all ranks to the rows of its node."""
-        if self._nodes.across is None:
+        if self._nodes.cross is None:
             for part in _cut(piece, CHUNK_BYTES // rows[0].itemsize):
                 _add_up([row[part] for row in rows])
             return
-        mine = rows[self._neighbours.rank]
+        mine = rows[self._local.rank]
         for part in _cut(piece, CHUNK_BYTES // rows[0].itemsize):
             mine[part] = _total([row[part] for row in rows])
-        self._nodes.across.all_reduce(mine[piece])
+        self._nodes.cross.all_reduce(mine[piece])
         for row in rows:
             if row is not mine:
                 row[piece] = mine[piece]
@@ -160,20 +160,20 @@ class NodeSum:
 
     def _sum_through(self, stage: list[Any], buffer: Buffer) -> None:
         """Each rank shows the others their slices, adds up its own, and shows the sum."""
-        rank = self._neighbours.rank
+        rank = self._local.rank
         owners = range(self._nodes.owners)
         pieces = [self._nodes.slice_of(buffer.size, buffer.itemsize, owner) for owner in owners]
         for owner, piece in enumerate(pieces):
             if owner != rank:
                 stage[rank][piece] = buffer[piece]
-        self._neighbours.barrier()
-        if self._nodes.owns:
+        self._local.barrier()
+        if self._nodes.owns_slice:
             own = pieces[rank]
             rows = [buffer[own] if at == rank else row[own] for at, row in enumerate(stage)]
             stage[rank][own] = _total(rows)
-            if self._nodes.across is not None:
-                self._nodes.across.all_reduce(stage[rank][own])
-        self._neighbours.barrier()
+            if self._nodes.cross is not None:
+                self._nodes.cross.all_reduce(stage[rank][own])
+        self._local.barrier()
         for owner, piece in enumerate(pieces):
             buffer[piece] = stage[owner][piece]
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from paceline.comm.polling import Patience
+from paceline.comm.polling import Backoff
 from paceline.comm.wire import BLOCK, Bytes
 from paceline.comm.world import Buffer, Pending, World
 from paceline.core.vectors import aligned_zeros
@@ -30,16 +30,16 @@ _LONGEST_S = 200e-6  # between two looks: 200 KB at 10 Gbit/s, little beside wha
 _GIVEN, _SUMMED = 1, 2  # tags
 
 
-class Coding(Protocol):
+class MessageCodec(Protocol):
     """How parts of a vector lie in messages."""
 
     def nbytes(self, size: int) -> int:
         """Bytes for so many elements."""
 
-    def give(self, part: Buffer, at: int, room: Bytes) -> Buffer:
+    def encode_part(self, part: Buffer, at: int, room: Bytes) -> Buffer:
         """The message with this rank's part, which begins at element `at`; `room` may hold it."""
 
-    def settle(self, own: Buffer, at: int, room: Bytes) -> Buffer:
+    def encode_sum(self, own: Buffer, at: int, room: Bytes) -> Buffer:
         """The message with the sum of a part; `own` becomes what all ranks will read from it."""
 
     def read(self, message: Bytes, out: Buffer) -> None:
@@ -49,7 +49,7 @@ class Coding(Protocol):
         """Add the part that the message holds to `out`."""
 
 
-class AsItIs:
+class Uncoded:
     """Messages that are parts of the vector itself."""
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
@@ -58,10 +58,10 @@ class AsItIs:
     def nbytes(self, size: int) -> int:
         return size * self._itemsize
 
-    def give(self, part: Buffer, at: int, room: Bytes) -> Buffer:
+    def encode_part(self, part: Buffer, at: int, room: Bytes) -> Buffer:
         return part
 
-    def settle(self, own: Buffer, at: int, room: Bytes) -> Buffer:
+    def encode_sum(self, own: Buffer, at: int, room: Bytes) -> Buffer:
         return own
 
     def read(self, message: Bytes, out: Buffer) -> None:
@@ -71,7 +71,7 @@ class AsItIs:
         out += message.view(out.dtype)
 
 
-class PipedSum:
+class PipelinedAllreduce:
     """Sums vectors over all ranks, each of which is alone on its node.
 
     The vector is cut in one slice per rank, and a slice in parts of one message each. For part
@@ -80,9 +80,11 @@ class PipedSum:
     slices. Each of the three runs some messages behind the one before, all at the same time.
     """
 
-    def __init__(self, world: World, dtype: npt.DTypeLike, coding: Coding | None = None) -> None:
+    def __init__(
+        self, world: World, dtype: npt.DTypeLike, coding: MessageCodec | None = None
+    ) -> None:
         self._world = world
-        self._coding: Coding = coding or AsItIs(dtype)
+        self._coding: MessageCodec = coding or Uncoded(dtype)
         self._longest = _longest_part(self._coding)
         self._peers = [rank for rank in range(world.size) if rank != world.rank]
         self._ahead = max(AHEAD // max(len(self._peers), 1), 1)
@@ -128,14 +130,14 @@ class PipedSum:
         own = coding.nbytes(_length(parts[world.rank]))
         for at, peer in enumerate(self._peers):
             if own:
-                turn.given.append(world.expect(rooms[_TAKEN, at, :own], peer, _GIVEN))
+                turn.given.append(world.irecv(rooms[_TAKEN, at, :own], peer, _GIVEN))
             if not _length(parts[peer]):
                 continue
             message = rooms[_READ, at, : coding.nbytes(_length(parts[peer]))]
-            turn.summed.append(world.expect(message, peer, _SUMMED))
+            turn.summed.append(world.irecv(message, peer, _SUMMED))
             part = parts[peer]
-            message = coding.give(vector[part], part.start, rooms[_OUT, at])
-            turn.leaving.append((message.nbytes, world.dispatch(message, peer, _GIVEN)))
+            message = coding.encode_part(vector[part], part.start, rooms[_OUT, at])
+            turn.leaving.append((message.nbytes, world.isend(message, peer, _GIVEN)))
         return turn
 
     def _add_up(self, turn: _Turn) -> _Turn:
@@ -147,9 +149,9 @@ class PipedSum:
             own = turn.vector[part]
             taken = turn.rooms[_TAKEN, :, : coding.nbytes(own.size)]
             self._sum_in_order(own, taken)
-            message = coding.settle(own, part.start, turn.rooms[_OWN, 0])
+            message = coding.encode_sum(own, part.start, turn.rooms[_OWN, 0])
             for peer in self._peers:
-                turn.leaving.append((message.nbytes, self._world.dispatch(message, peer, _SUMMED)))
+                turn.leaving.append((message.nbytes, self._world.isend(message, peer, _SUMMED)))
         return turn
 
     def _sum_in_order(self, own: Buffer, taken: Bytes) -> None:
@@ -193,13 +195,13 @@ _ROOMS = _OUT, _TAKEN, _OWN, _READ = range(4)
 
 
 def _wait_for(messages: list[Pending]) -> None:
-    patience = Patience(_LONGEST_S, yields=0, shortest_s=_LONGEST_S / 4)
+    patience = Backoff(_LONGEST_S, yields=0, shortest_s=_LONGEST_S / 4)
     for message in messages:
         while not message.done():
             patience.pause()
 
 
-def _longest_part(coding: Coding) -> int:
+def _longest_part(coding: MessageCodec) -> int:
     """Elements of the longest part, in whole blocks of a format that has a scale for each."""
     return max(
         n for n in range(BLOCK, MESSAGE_BYTES + 1, BLOCK) if coding.nbytes(n) <= MESSAGE_BYTES

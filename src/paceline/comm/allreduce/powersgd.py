@@ -13,7 +13,7 @@ _SEED = 190513727  # of the first right factors: the same on every rank, and in 
 _CHUNK = 64 * 1024  # elements of a product that are made at once, in a core's cache
 
 
-class PowerSum:
+class PowerSGDAllreduce:
     """Sums gradients of one layout over all ranks, each matrix by a factor on either side.
 
     A parameter is taken as a matrix: its first dimension by all others, as they lie in memory.
@@ -50,7 +50,7 @@ class PowerSum:
         ]
 
     @property
-    def carried(self) -> dict[str, Vector]:
+    def residuals(self) -> dict[str, Vector]:
         """What goes over from one sum to the next: the errors, and Q."""
         return {"error": self.error, "right": self._second}
 

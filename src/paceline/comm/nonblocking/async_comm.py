@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from paceline.comm.world import ANY_RANK, Buffer
 from paceline.errors import WorldError
 
-How = Literal["sum", "product", "min", "max", "and", "or", "xor"]
+ReduceOpName = Literal["sum", "product", "min", "max", "and", "or", "xor"]
 """How numbers of several ranks become one; the last three are of bits."""
 
 Requests = Sequence[Any]
@@ -26,7 +26,7 @@ MAX_ELEMENTS = 2**30
 """Elements per call of MPI: its counts are 32-bit, and so are sums of them."""
 
 
-class Incoming(Protocol):
+class PendingReceive(Protocol):
     """A message that is expected."""
 
     source: int
@@ -40,7 +40,7 @@ class Incoming(Protocol):
         """Expect it no longer."""
 
 
-class Line(Protocol):
+class AsyncComm(Protocol):
     """The ranks of a group, numbered from 0. Buffers are contiguous arrays, used until done.
 
     Collectives are started in the same order on all ranks. All but messages may be of any length.
@@ -57,17 +57,17 @@ class Line(Protocol):
     def broadcast(self, buffer: Buffer, root: int) -> Requests:
         """Overwrite every rank's buffer by the root's."""
 
-    def all_reduce(self, buffer: Buffer, how: How) -> Requests:
+    def all_reduce(self, buffer: Buffer, how: ReduceOpName) -> Requests:
         """Overwrite every rank's buffer by what all of them make together."""
 
-    def reduce(self, buffer: Buffer, how: How, root: int) -> Requests:
+    def reduce(self, buffer: Buffer, how: ReduceOpName, root: int) -> Requests:
         """The same for the root's buffer alone; the others stay as they are."""
 
     def all_gather(self, piece: Buffer, whole: Buffer) -> Requests:
         """Every rank's piece, equally long, one after the other; together at most `longest`."""
 
     def reduce_scatter(
-        self, whole: Buffer, piece: Buffer, sizes: Sequence[int], how: How
+        self, whole: Buffer, piece: Buffer, sizes: Sequence[int], how: ReduceOpName
     ) -> Requests:
         """Each rank's part, of these sizes, of what all wholes make; together at most `longest`."""
 
@@ -77,14 +77,14 @@ class Line(Protocol):
     def send(self, buffer: Buffer, to: int, tag: int) -> Requests:
         """A message; to oneself, too."""
 
-    def receive(self, buffer: Buffer, source: int, tag: int) -> Incoming:
+    def receive(self, buffer: Buffer, source: int, tag: int) -> PendingReceive:
         """Expect a message of that tag, from that rank or from ANY_RANK."""
 
     def close(self) -> None:
         """Give it back; nothing of it may be under way."""
 
 
-class SoloLine:
+class SoloAsyncComm:
     """A line of one rank, without MPI: what is sent waits here until it is received."""
 
     rank = 0
@@ -101,10 +101,10 @@ class SoloLine:
     def broadcast(self, buffer: Buffer, root: int) -> Requests:
         return ()
 
-    def all_reduce(self, buffer: Buffer, how: How) -> Requests:
+    def all_reduce(self, buffer: Buffer, how: ReduceOpName) -> Requests:
         return ()
 
-    def reduce(self, buffer: Buffer, how: How, root: int) -> Requests:
+    def reduce(self, buffer: Buffer, how: ReduceOpName, root: int) -> Requests:
         return ()
 
     def all_gather(self, piece: Buffer, whole: Buffer) -> Requests:
@@ -112,7 +112,7 @@ class SoloLine:
         return ()
 
     def reduce_scatter(
-        self, whole: Buffer, piece: Buffer, sizes: Sequence[int], how: How
+        self, whole: Buffer, piece: Buffer, sizes: Sequence[int], how: ReduceOpName
     ) -> Requests:
         piece[:] = whole
         return ()
@@ -125,7 +125,7 @@ class SoloLine:
         self._deliver(tag)
         return ()
 
-    def receive(self, buffer: Buffer, source: int, tag: int) -> Incoming:
+    def receive(self, buffer: Buffer, source: int, tag: int) -> PendingReceive:
         incoming = _SoloIncoming(buffer, self._expected[tag])
         self._expected[tag].append(incoming)
         self._deliver(tag)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paceline.comm.nonblocking.async_comm import Line, SoloLine
-from paceline.comm.nonblocking.node_allreduce import StreamSum
+from paceline.comm.nonblocking.async_comm import AsyncComm, SoloAsyncComm
+from paceline.comm.nonblocking.node_allreduce import AsyncNodeAllreduce
 
 
 @dataclass(frozen=True)
-class Lines:
+class AsyncComms:
     """What a group of ranks talks by."""
 
-    together: Line
+    together: AsyncComm
     """Its collectives."""
-    messages: Line
+    messages: AsyncComm
     """Its messages from rank to rank."""
-    sums: StreamSum | None
+    sums: AsyncNodeAllreduce | None
     """How ranks that share nodes sum; None where they share none."""
-    echo: Lines | None = None
+    echo: AsyncComms | None = None
     """For collectives that callbacks start: their order among the others is not the same on all
     ranks, but among themselves it is."""
 
@@ -33,7 +33,7 @@ class Lines:
         self.together.close()
 
 
-def solo_lines() -> Lines:
+def solo_lines() -> AsyncComms:
     """The lines of a rank alone."""
-    both = SoloLine()
-    return Lines(both, both, None)
+    both = SoloAsyncComm()
+    return AsyncComms(both, both, None)

@@ -14,15 +14,15 @@ from typing import Any
 from paceline.comm.mpi import MPIWorld
 from paceline.comm.nonblocking.async_comm import (
     MAX_ELEMENTS,
-    How,
-    Incoming,
+    PendingReceive,
+    ReduceOpName,
     Requests,
     Steps,
     cut,
     too_long,
 )
-from paceline.comm.nonblocking.lines import Lines, solo_lines
-from paceline.comm.nonblocking.node_allreduce import StreamSum
+from paceline.comm.nonblocking.lines import AsyncComms, solo_lines
+from paceline.comm.nonblocking.node_allreduce import AsyncNodeAllreduce
 from paceline.comm.world import ANY_RANK, Buffer
 from paceline.errors import WorldError
 
@@ -40,7 +40,7 @@ _OPS = {
 }
 
 
-class MPILine:
+class MPIAsyncComm:
     """A line over a communicator of its own."""
 
     def __init__(self, comm: Any) -> None:
@@ -57,11 +57,11 @@ class MPILine:
     def broadcast(self, buffer: Buffer, root: int) -> Requests:
         return [self._comm.Ibcast(piece, root=root) for piece in cut(buffer, self.longest)]
 
-    def all_reduce(self, buffer: Buffer, how: How) -> Requests:
+    def all_reduce(self, buffer: Buffer, how: ReduceOpName) -> Requests:
         pieces = cut(buffer, self.longest)
         return [self._comm.Iallreduce(MPI.IN_PLACE, piece, op=_OPS[how]) for piece in pieces]
 
-    def reduce(self, buffer: Buffer, how: How, root: int) -> Requests:
+    def reduce(self, buffer: Buffer, how: ReduceOpName, root: int) -> Requests:
         pieces = cut(buffer, self.longest)
         if self.rank != root:
             return [self._comm.Ireduce(piece, None, op=_OPS[how], root=root) for piece in pieces]
@@ -72,7 +72,7 @@ class MPILine:
         return [self._comm.Iallgather(piece, whole)]
 
     def reduce_scatter(
-        self, whole: Buffer, piece: Buffer, sizes: Sequence[int], how: How
+        self, whole: Buffer, piece: Buffer, sizes: Sequence[int], how: ReduceOpName
     ) -> Requests:
         return [self._comm.Ireduce_scatter(whole, piece, list(sizes), op=_OPS[how])]
 
@@ -83,7 +83,7 @@ class MPILine:
         pieces = cut(buffer, self.longest)
         return [self._comm.Isend(piece, dest=to, tag=tag) for piece in pieces]
 
-    def receive(self, buffer: Buffer, source: int, tag: int) -> Incoming:
+    def receive(self, buffer: Buffer, source: int, tag: int) -> PendingReceive:
         pieces = cut(buffer, self.longest)
         if source == ANY_RANK and len(pieces) > 1:
             # Its later pieces could be taken by another receive from any rank.
@@ -95,13 +95,13 @@ class MPILine:
         requests = [self._comm.Irecv(piece, source=wanted, tag=tag) for piece in pieces]
         return _Coming(requests, buffer.nbytes)
 
-    def split(self, colour: int) -> MPILine:
+    def split(self, colour: int) -> MPIAsyncComm:
         """A line of the ranks that gave the same colour; all ranks make it together."""
-        return MPILine(self._comm.Split(colour, self.rank))
+        return MPIAsyncComm(self._comm.Split(colour, self.rank))
 
-    def twin(self) -> MPILine:
+    def duplicate(self) -> MPIAsyncComm:
         """A line of the same ranks, for other messages; all ranks make it together."""
-        return MPILine(self._comm.Dup())
+        return MPIAsyncComm(self._comm.Dup())
 
     def close(self) -> None:
         if not MPI.Is_finalized():
@@ -145,8 +145,10 @@ _begun: list[_Coming] = []
 """Messages that nobody expects any more, and that were on their way."""
 
 
-def open_lines(world: MPIWorld, ranks: Sequence[int], nodes: Sequence[int], name: str) -> Lines:
-    """Lines of these ranks, in this order; all of them, and nobody else, open it together.
+def open_lines(
+    world: MPIWorld, ranks: Sequence[int], nodes: Sequence[int], name: str
+) -> AsyncComms:
+    """AsyncComms of these ranks, in this order; all of them, and nobody else, open it together.
 
     `nodes` tells of every rank of the world on which node it is. Groups that are opened at the
     same time are told apart by their names.
@@ -156,13 +158,13 @@ def open_lines(world: MPIWorld, ranks: Sequence[int], nodes: Sequence[int], name
     members = world._comm.Get_group().Incl(list(ranks))
     comm = world._comm.Create_group(members, tag=zlib.crc32(name.encode()) % 2**15)
     members.Free()
-    together, here = MPILine(comm), [nodes[rank] for rank in ranks]
-    messages, behind = together.twin(), together.twin()
-    echo = Lines(behind, behind, _sums_of(behind, here))
-    return Lines(together, messages, _sums_of(together, here), echo)
+    together, here = MPIAsyncComm(comm), [nodes[rank] for rank in ranks]
+    messages, behind = together.duplicate(), together.duplicate()
+    echo = AsyncComms(behind, behind, _sums_of(behind, here))
+    return AsyncComms(together, messages, _sums_of(together, here), echo)
 
 
-def _sums_of(line: MPILine, nodes: Sequence[int]) -> StreamSum | None:
+def _sums_of(line: MPIAsyncComm, nodes: Sequence[int]) -> AsyncNodeAllreduce | None:
     on_node: defaultdict[int, list[int]] = defaultdict(list)
     for rank, node in enumerate(nodes):
         on_node[node].append(rank)
@@ -170,7 +172,9 @@ def _sums_of(line: MPILine, nodes: Sequence[int]) -> StreamSum | None:
         return None
     owners = min(map(len, on_node.values()))
     if len(on_node) == 1:
-        return StreamSum(line, line, None, owners)
+        return AsyncNodeAllreduce(line, line, None, owners)
     neighbours = line.split(nodes[line.rank])
     across = line.split(neighbours.rank)
-    return StreamSum(line, neighbours, across if neighbours.rank < owners else None, owners)
+    return AsyncNodeAllreduce(
+        line, neighbours, across if neighbours.rank < owners else None, owners
+    )

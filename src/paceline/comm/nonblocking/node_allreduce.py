@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.comm.node_memory import FileMemory, find_place, make_file, open_file
-from paceline.comm.nonblocking.async_comm import Line, Steps
+from paceline.comm.nonblocking.async_comm import AsyncComm, Steps
 from paceline.comm.world import Buffer
 from paceline.core.vectors import ALIGNMENT_BYTES
 from paceline.errors import WorldError
@@ -30,13 +30,15 @@ _LINE = 64
 _PATH_BYTES = 4096
 
 
-class StreamSum:
+class AsyncNodeAllreduce:
     """Sums vectors over the ranks of a line, by way of the memory of its nodes."""
 
-    def __init__(self, together: Line, neighbours: Line, across: Line | None, owners: int) -> None:
+    def __init__(
+        self, together: AsyncComm, neighbours: AsyncComm, across: AsyncComm | None, owners: int
+    ) -> None:
         """`neighbours` are the ranks of this node, `across` those that own the same slice on the
         other nodes; `owners` is how many ranks of each node own one."""
-        self._together, self._neighbours, self._across = together, neighbours, across
+        self._together, self._local, self._across = together, neighbours, across
         self._owners = owners
         self._memory: FileMemory | None = None
         self._opened = False
@@ -57,7 +59,7 @@ class StreamSum:
             yield from self._open()
         if self._memory is None:
             return False
-        self._heads[self._neighbours.rank, :2] = buffer.nbytes, buffer.dtype.num
+        self._heads[self._local.rank, :2] = buffer.nbytes, buffer.dtype.num
         stages = self._stages.view(buffer.dtype)
         length = stages.shape[2]
         chunks = [buffer[at : at + length] for at in range(0, buffer.size, length)]
@@ -70,7 +72,7 @@ class StreamSum:
             if phase >= 2:
                 self._take(stages[(first + phase - 2) % _STAGES], chunks[phase - 2])
             if phase <= len(chunks):
-                yield from self._neighbours.until(self._neighbours.barrier())
+                yield from self._local.until(self._local.barrier())
                 yield True
             if phase == 0:
                 self._check_alike()
@@ -78,7 +80,7 @@ class StreamSum:
 
     def _open(self) -> Steps[None]:
         """Map memory with the ranks of the node; all ranks of the line or none get it."""
-        neighbours, name = self._neighbours, np.zeros(_PATH_BYTES, np.uint8)
+        neighbours, name = self._local, np.zeros(_PATH_BYTES, np.uint8)
         ranks = neighbours.size
         heads = ranks * _LINE
         nbytes = heads + _STAGES * ranks * STAGE_BYTES
@@ -107,14 +109,14 @@ class StreamSum:
 
     def _show(self, stage: Buffer, chunk: Buffer) -> None:
         """Let the others see the slices that they own."""
-        rank = self._neighbours.rank
+        rank = self._local.rank
         own = self._slice_of(chunk, rank)
         stage[rank, : own.start] = chunk[: own.start]
         stage[rank, own.stop : chunk.size] = chunk[own.stop :]
 
     def _add(self, stage: Buffer, chunk: Buffer) -> Steps[None]:
         """Add up the own slice, in the order of the ranks, over all nodes."""
-        rank = self._neighbours.rank
+        rank = self._local.rank
         own = self._slice_of(chunk, rank)
         if own.start == own.stop:
             return
@@ -146,7 +148,7 @@ class StreamSum:
         if self._memory is not None:
             del self._heads, self._stages
             self._memory.close()
-        for line in (self._across, self._neighbours):
+        for line in (self._across, self._local):
             if line is not None and line is not self._together:
                 line.close()
 

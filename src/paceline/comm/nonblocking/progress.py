@@ -84,7 +84,7 @@ class Operation:
                 tell(self)
 
 
-class Progress:
+class ProgressEngine:
     """Drives the operations of a process, from the thread that waits or from its own."""
 
     def __init__(self) -> None:
@@ -285,14 +285,14 @@ class Progress:
                 self._end(operation, error=operation.explain(told))
 
 
-_progress: Progress | None = None
+_progress: ProgressEngine | None = None
 
 
-def progress_of_process() -> Progress:
-    """The one Progress of this process; a fork gets its own, and may not use its parent's MPI."""
+def progress_of_process() -> ProgressEngine:
+    """The one engine of this process; a fork gets its own, and may not use its parent's MPI."""
     global _progress, _pid
     if _progress is None:
-        _progress, _pid = Progress(), os.getpid()
+        _progress, _pid = ProgressEngine(), os.getpid()
     elif _pid != os.getpid():
         raise WorldError("this process is a fork of a rank, and a fork is no rank: it cannot talk")
     return _progress

@@ -15,7 +15,7 @@ BLOCKS = 16
 BLOCK_BYTES = 4096
 
 
-class WatchedFile:
+class FileGuard:
     """A file in use, kept open: who replaces it under its name leaves this one as it is.
 
     `copied`: all of it is in memory, so a change is worth a warning and no more.

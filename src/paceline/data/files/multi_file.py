@@ -29,7 +29,7 @@ class _Block:
     kept: bool
 
 
-class JoinedSource(BlockSource):
+class MultiFileSource(BlockSource):
     """The samples of one file after those of the other; files may differ in length.
 
     `buffer` is how many samples are shuffled at a time, of files that are best read in blocks; by

@@ -8,7 +8,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from paceline.data.files.file_guard import WatchedFile
+from paceline.data.files.file_guard import FileGuard
 from paceline.data.files.keys import Keys
 from paceline.data.files.reader import Contents, OpenFile, Reader, blamed_on
 from paceline.data.formats.numpy_files import find_file
@@ -18,7 +18,7 @@ MOST_OPEN = 32
 
 
 class _Opened:
-    def __init__(self, reader: Reader, files: list[WatchedFile]) -> None:
+    def __init__(self, reader: Reader, files: list[FileGuard]) -> None:
         self.reader = reader
         self.files = files
         self.users = 0
@@ -84,7 +84,7 @@ class OpenFiles:
         names = files_of(path)
         if known is None:
             names = [find_file(str(name)) for name in names]
-        files = [WatchedFile(name) for name in names]
+        files = [FileGuard(name) for name in names]
         if known is not None and known.checks != [file.content for file in files]:
             raise DataError(
                 f"{path} changed while it was trained on, or is another file than on rank 0; start "

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from paceline.core.user_code import describe_failure
-from paceline.data.files.file_guard import WatchedFile
+from paceline.data.files.file_guard import FileGuard
 from paceline.data.files.keys import Keys, choose_keys, missing_names
 from paceline.data.number_types import LONG_DOUBLES, NO_LONG_DOUBLES, NUMBERS
 from paceline.errors import DataError, PacelineError
@@ -25,11 +25,11 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
 }
 
 
-def map_npy(name: str, may_be_empty: bool = False) -> tuple[np.ndarray, WatchedFile]:
+def map_npy(name: str, may_be_empty: bool = False) -> tuple[np.ndarray, FileGuard]:
     """The array of a .npy file, left in the file and read when it is used."""
     path = find_file(name)
     with _blamed_on(path, "np.save"):
-        file = WatchedFile(path)
+        file = FileGuard(path)
         with path.open("rb") as content:
             if _starts_with(content, ZIP_MAGIC):
                 raise DataError(f"{path} is an archive of arrays; rename it to .npz")
@@ -48,11 +48,11 @@ def map_npy(name: str, may_be_empty: bool = False) -> tuple[np.ndarray, WatchedF
 
 def read_npz(
     name: str, keys: Keys | None, may_be_empty: bool = False
-) -> tuple[list[np.ndarray], Keys, WatchedFile]:
+) -> tuple[list[np.ndarray], Keys, FileGuard]:
     """The arrays of these names in a .npz file, in memory, and the names that were found."""
     path = find_file(name)
     with _blamed_on(path, "np.savez"):
-        file = WatchedFile(path)
+        file = FileGuard(path)
         with path.open("rb") as content:
             if _starts_with(content, NPY_MAGIC):
                 raise DataError(f"{path} holds a single array, not an archive; rename it to .npy")

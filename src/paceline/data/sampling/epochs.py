@@ -7,9 +7,15 @@ from typing import Any
 import numpy as np
 
 from paceline.data.batch import Batch
-from paceline.data.sampling.partial_epoch import Leg, check_leg
+from paceline.data.sampling.partial_epoch import EpochRemainder, check_leg
 from paceline.data.sampling.prefetch import prefetched
-from paceline.data.sampling.shards import Shard, check_batch_size, deal, order_of, smallest_step
+from paceline.data.sampling.shards import (
+    Shard,
+    check_batch_size,
+    order_of,
+    rank_bounds,
+    smallest_step,
+)
 from paceline.data.sources import Source
 from paceline.data.streams import Stream
 from paceline.errors import DataError
@@ -25,7 +31,7 @@ def training_batches(
     seed: int = 0,
     epoch: int = 0,
     shuffle: bool = True,
-    leg: Leg | None = None,
+    leg: EpochRemainder | None = None,
     taken: int = 0,
     prefetch: int | None = None,
     loaders: int = 1,
@@ -39,7 +45,7 @@ def training_batches(
     `shuffle` says, and is read by one thread.
     """
     check_batch_size(batch_size)
-    leg = leg or Leg(shard.size, batch_size)
+    leg = leg or EpochRemainder(shard.size, batch_size)
     if isinstance(source, Stream):
         stream = source
         depth = depth_ahead(source, prefetch, loaders=1)
@@ -74,7 +80,7 @@ def evaluation_batches(
         stream = source
         depth = depth_ahead(source, prefetch, loaders=1)
         return prefetched(lambda: _take_turns(stream, shard, batch_size), depth)
-    begin, end = deal(len(source), shard.rank, shard.size)
+    begin, end = rank_bounds(len(source), shard.rank, shard.size)
 
     def shares() -> Iterator[np.ndarray]:
         for first in range(begin, end, batch_size):
@@ -91,7 +97,7 @@ def depth_ahead(source: Source | Stream, prefetch: int | None, loaders: int) -> 
     return 0 if source.cheap and loaders == 1 else PREFETCH_DEPTH * loaders
 
 
-def _deal_stream(stream: Stream, shard: Shard, leg: Leg, taken: int) -> Iterator[Batch]:
+def _deal_stream(stream: Stream, shard: Shard, leg: EpochRemainder, taken: int) -> Iterator[Batch]:
     """Deal the stream step by step, one step read ahead, as the last remainder may join it."""
     world_batch = shard.size * leg.batch_size
     samples = stream.samples()
@@ -109,7 +115,7 @@ def _deal_stream(stream: Stream, shard: Shard, leg: Leg, taken: int) -> Iterator
         sharers = max(1, len(held) // 2) if few else shard.size
         if shard.rank >= sharers:
             return
-        begin, end = deal(len(held), shard.rank, sharers)
+        begin, end = rank_bounds(len(held), shard.rank, sharers)
         yield stream.collate(held[begin:end], np.arange(first + begin, first + end))
         first += len(held)
         held = ahead

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.data.sampling.shards import Plan, Shard, check_enough, plan_steps, smallest_step
+from paceline.data.sampling.shards import Shard, StepPlan, check_enough, plan_steps, smallest_step
 from paceline.errors import CheckpointError
 
 Ranges = tuple[tuple[int, int | None], ...]
@@ -18,7 +18,7 @@ Ranges = tuple[tuple[int, int | None], ...]
 
 
 @dataclass(frozen=True)
-class Leg:
+class EpochRemainder:
     """Samples of one epoch, dealt to `size` ranks in batches of `batch_size`."""
 
     size: int
@@ -31,13 +31,15 @@ class Leg:
         """Where in a stream it begins."""
         return self.ranges[0][0] if self.ranges else 0
 
-    def plan(self, samples: int) -> Plan:
+    def plan(self, samples: int) -> StepPlan:
         """The steps of this leg in an epoch of so many samples."""
         if self.ranges is None:
             return plan_steps(samples, self.size, self.batch_size)
         left = sum(last - first for first, last in _bounded(self.ranges, samples))
         few = left < smallest_step(self.size, self.batch_size)
-        return Plan(left, self.size, self.batch_size, sharers=max(1, left // 2) if few else None)
+        return StepPlan(
+            left, self.size, self.batch_size, sharers=max(1, left // 2) if few else None
+        )
 
     def pick(self, order: np.ndarray) -> np.ndarray:
         """Of the order of the whole epoch, that of this leg."""
@@ -55,9 +57,9 @@ class Leg:
     def rest(self, samples: int | None, taken: Sequence[int]) -> Ranges:
         """What is left when each rank has taken so many batches; `samples` is None for a stream.
 
-        >>> Leg(2, 5).rest(23, [1, 1])
+        >>> EpochRemainder(2, 5).rest(23, [1, 1])
         ((10, 23),)
-        >>> Leg(2, 5).rest(23, [1, 2])
+        >>> EpochRemainder(2, 5).rest(23, [1, 2])
         ((10, 17),)
         """
         if len(taken) != self.size:
@@ -85,7 +87,7 @@ class Leg:
         return self.enter_stream(taken[0])
 
 
-def check_leg(leg: Leg, shard: Shard, samples: int) -> None:
+def check_leg(leg: EpochRemainder, shard: Shard, samples: int) -> None:
     """A whole epoch needs a sample for each rank; what is left of one need not have that."""
     assert leg.size == shard.size, "a leg is dealt to all ranks"
     if leg.ranges is None:

@@ -27,7 +27,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """The steps of one epoch.
 
     >>> plan = plan_steps(samples=23, size=2, batch_size=5)
@@ -68,15 +68,15 @@ class Plan:
         sharers = self.size if self.sharers is None else self.sharers
         if rank >= sharers:
             return last, last
-        begin, end = deal(last - first, rank, sharers)
+        begin, end = rank_bounds(last - first, rank, sharers)
         return first + begin, first + end
 
 
-def plan_steps(samples: int, size: int, batch_size: int) -> Plan:
+def plan_steps(samples: int, size: int, batch_size: int) -> StepPlan:
     """Cut an epoch of so many samples into steps of `size` ranks."""
     check_batch_size(batch_size)
     check_enough(samples, size)
-    return Plan(samples, size, batch_size)
+    return StepPlan(samples, size, batch_size)
 
 
 def smallest_step(size: int, batch_size: int) -> int:
@@ -88,10 +88,10 @@ def smallest_step(size: int, batch_size: int) -> int:
     return size * min(2, batch_size) if size > 1 else 1
 
 
-def deal(samples: int, rank: int, size: int) -> tuple[int, int]:
+def rank_bounds(samples: int, rank: int, size: int) -> tuple[int, int]:
     """Begin and end of the rank's contiguous part; parts differ by at most one sample.
 
-    >>> [deal(7, rank, 3) for rank in range(3)]
+    >>> [rank_bounds(7, rank, 3) for rank in range(3)]
     [(0, 3), (3, 5), (5, 7)]
     """
     base, extra = divmod(samples, size)

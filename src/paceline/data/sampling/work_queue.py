@@ -16,7 +16,7 @@ import numpy as np
 from paceline.data.batch import Batch
 from paceline.data.sampling.epochs import depth_ahead
 from paceline.data.sampling.prefetch import prefetched
-from paceline.data.sampling.shards import Plan, order_of, plan_steps
+from paceline.data.sampling.shards import StepPlan, order_of, plan_steps
 from paceline.data.sources import Source
 from paceline.data.streams import Stream
 from paceline.errors import DataError
@@ -24,12 +24,12 @@ from paceline.errors import DataError
 ORDERS_KEPT = 2
 
 
-class Tickets:
+class BatchGrants:
     """The numbers of batches that this worker may take, granted bit by bit.
 
-    They serve one iterator of `dealt_batches`, in the order in which they were granted.
+    They serve one iterator of `granted_batches`, in the order in which they were granted.
 
-    >>> tickets = Tickets()
+    >>> tickets = BatchGrants()
     >>> tickets.grant(4, 6)
     >>> tickets.take(), tickets.outstanding
     (4, 2)
@@ -118,9 +118,9 @@ class Tickets:
             return True
 
 
-def dealt_batches(
+def granted_batches(
     source: Source | Stream,
-    tickets: Tickets,
+    tickets: BatchGrants,
     *,
     batch_size: int,
     workers: int = 1,
@@ -164,7 +164,7 @@ def batches_per_epoch(source: Source | Stream, batch_size: int, workers: int = 1
     return len(_number(source, batch_size, workers)[1])
 
 
-def _number(source: Source | Stream, batch_size: int, workers: int) -> tuple[Source, Plan]:
+def _number(source: Source | Stream, batch_size: int, workers: int) -> tuple[Source, StepPlan]:
     if isinstance(source, Stream):
         raise DataError(
             "a stream cannot be dealt to workers that go at their own pace; give data with a "
@@ -175,7 +175,7 @@ def _number(source: Source | Stream, batch_size: int, workers: int) -> tuple[Sou
     return source, replace(plan, least=min(2, batch_size)) if workers > 1 else plan
 
 
-def _hand_over(batches: Iterator[Batch], tickets: Tickets, wait: bool) -> Iterator[Batch]:
+def _hand_over(batches: Iterator[Batch], tickets: BatchGrants, wait: bool) -> Iterator[Batch]:
     assert isinstance(batches, Generator), "so it can be closed"
     try:
         # Training waits here and not for the thread: whoever interrupts it need not wait for a

@@ -76,7 +76,7 @@ class KerasVectors(VectorReplica):
                 variable.value.data = variable.value.data.clone()
 
     @property
-    def rounds(self) -> bool:
+    def stores_rounded(self) -> bool:
         """Whether the model may hold less of a number than the vector does."""
         return any(e.dtype != self.layout.dtype.name for e in self.layout.entries)
 

@@ -80,7 +80,7 @@ class SliceOptimizer:
             self._make_chunk(part) for piece in pieces for part in _cut(piece, CHUNK_ELEMENTS)
         ]
         self._settings = _settings(optimizer)
-        self._kept = what_is_kept(optimizer)
+        self._kept = optimizer_slots(optimizer)
         self._step_of_torch = inspect.unwrap(type(optimizer).step)
         self._counts = np.zeros(len(layout.entries), np.int64)
         """By parameter, how many steps it has taken here."""
@@ -195,7 +195,7 @@ class SliceOptimizer:
         )
 
 
-def divides(optimizer: torch.optim.Optimizer) -> bool:
+def step_is_elementwise(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step on slices is a step on the whole."""
     return type(optimizer) in ELEMENTWISE
 
@@ -210,7 +210,7 @@ class Kept:
     """One number for all elements: the steps taken."""
 
 
-def what_is_kept(optimizer: torch.optim.Optimizer) -> list[Kept]:
+def optimizer_slots(optimizer: torch.optim.Optimizer) -> list[Kept]:
     """What the optimizer keeps in each of its groups, found by a trial step."""
     trial = [torch.nn.Parameter(torch.zeros(2)) for _ in optimizer.param_groups]
     copy = type(optimizer)(

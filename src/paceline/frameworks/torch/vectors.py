@@ -13,7 +13,11 @@ from torch.nn.parameter import UninitializedParameter
 from paceline.core.vectors import Layout, Vector, checksum
 from paceline.errors import ReplicaError, TrainingError
 from paceline.frameworks.torch.optimizer_state import pack_optimizer, unpack_optimizer
-from paceline.frameworks.torch.slice_optimizer import SliceOptimizer, divides, what_is_kept
+from paceline.frameworks.torch.slice_optimizer import (
+    SliceOptimizer,
+    optimizer_slots,
+    step_is_elementwise,
+)
 
 
 class TorchVectors:
@@ -83,7 +87,7 @@ class TorchVectors:
         self._note_homes()
 
     @property
-    def rounds(self) -> bool:
+    def stores_rounded(self) -> bool:
         """Whether the model may hold less of a number than the vector does."""
         return bool(self._copied)
 
@@ -172,13 +176,13 @@ class TorchVectors:
     def clip(self, max_norm: float) -> float:
         return float(torch.nn.utils.clip_grad_norm_(self._trained, max_norm))
 
-    def divides(self) -> bool:
+    def step_is_elementwise(self) -> bool:
         """Whether a step of the optimizer may be taken slice by slice, by different ranks."""
-        return divides(self.optimizer) and not self._copied
+        return step_is_elementwise(self.optimizer) and not self._copied
 
-    def state_names(self) -> list[str]:
+    def slot_names(self) -> list[str]:
         """What the optimizer keeps for each element, besides the parameters themselves."""
-        return sorted({name for kept in what_is_kept(self.optimizer) for name in kept.vectors})
+        return sorted({name for kept in optimizer_slots(self.optimizer) for name in kept.vectors})
 
     def slice_optimizer(
         self, parameters: Vector, pieces: Sequence[slice], states: Mapping[str, Vector]
@@ -188,7 +192,7 @@ class TorchVectors:
             self.optimizer, self.layout, self._trained, parameters, pieces, states
         )
 
-    def show_whole_state(self, slices: SliceOptimizer) -> Callable[[], None]:
+    def expose_whole_state(self, slices: SliceOptimizer) -> Callable[[], None]:
         """Whenever the user asks for the optimizer's state he gets that of all slices, and what he
         loads goes there; returns how to end that."""
         handles = (
@@ -203,7 +207,7 @@ class TorchVectors:
 
         return end
 
-    def catch_gradients(self, arrived: Callable[[int], None] | None = None) -> Callable[[], None]:
+    def on_gradient(self, arrived: Callable[[int], None] | None = None) -> Callable[[], None]:
         """Move each gradient to its place in the vector as soon as backward has made it, while it
         is in the cache, and tell which it is; returns how to end that."""
         handles = [

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from paceline.cluster.hosts import is_here
 from paceline.errors import LaunchError
-from paceline.launch.preflight.node_info import Facts, from_json
-from paceline.launch.preflight.ssh_errors import Problem, explain_refusal
+from paceline.launch.preflight.node_info import NodeInfo, from_json
+from paceline.launch.preflight.ssh_errors import Problem, explain_ssh_error
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
 """How hosts are reached: it never asks for a password, and never waits for ever."""
@@ -34,14 +34,14 @@ _AT_ONCE = 32
 
 
 @dataclass(frozen=True)
-class Answer:
+class HostReply:
     """What became of asking one host: its facts, or the problem."""
 
-    facts: Facts | None
+    facts: NodeInfo | None
     problem: Problem | None = None
 
 
-def check_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, Facts]:
+def check_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, NodeInfo]:
     """The facts of all hosts, each of which can be reached and has what this one has.
 
     Everything that is wrong is one LaunchError. This machine is compared, too, since mpirun runs
@@ -57,7 +57,7 @@ def check_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, F
     return facts
 
 
-def ask_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, Answer]:
+def ask_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, HostReply]:
     """Run the probe on all hosts at the same time; whatever goes wrong is told by host."""
     once = list(dict.fromkeys(names))
     if not once:
@@ -66,7 +66,7 @@ def ask_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, Ans
         return dict(zip(once, pool.map(lambda name: _ask(name, agent), once), strict=True))
 
 
-def with_this_host(facts: Mapping[str, Facts]) -> dict[str, Facts]:
+def with_this_host(facts: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
     """The facts of hosts and, unless it is one of them, of this machine."""
     if any(is_here(name) for name in facts) or not facts:
         return dict(facts)
@@ -86,7 +86,7 @@ def over(agent: Sequence[str], name: str, command: Sequence[str]) -> list[str]:
     return [*named, line] if "{host}" in agent else [*named, name, line]
 
 
-def _ask(name: str, agent: Sequence[str]) -> Answer:
+def _ask(name: str, agent: Sequence[str]) -> HostReply:
     command = (sys.executable, "-m", "paceline.launch.preflight.probe")
     argv = list(command) if is_here(name) else over(agent, name, command)
     started = time.time()
@@ -100,14 +100,14 @@ def _ask(name: str, agent: Sequence[str]) -> Answer:
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Answer(None, explain_refusal(name, None, str(error)))
+        return HostReply(None, explain_ssh_error(name, None, str(error)))
     if asked.returncode:
-        return Answer(None, explain_refusal(name, asked.returncode, asked.stderr))
+        return HostReply(None, explain_ssh_error(name, asked.returncode, asked.stderr))
     try:
         facts = from_json(asked.stdout)
     except LaunchError as error:
-        return Answer(None, explain_refusal(name, 0, str(error)))
-    return Answer(replace(facts, skew_s=skew(facts.time_s, started, time.time())))
+        return HostReply(None, explain_ssh_error(name, 0, str(error)))
+    return HostReply(replace(facts, skew_s=skew(facts.time_s, started, time.time())))
 
 
 def skew(told_s: float, before_s: float, after_s: float) -> float:
@@ -125,7 +125,7 @@ class _Same:
 
     subject: str
     what: str
-    read: Callable[[Facts], str | None]
+    read: Callable[[NodeInfo], str | None]
     remedy: str
 
 
@@ -158,7 +158,7 @@ _SAME = (
 )
 
 
-def compare(facts: Mapping[str, Facts]) -> list[Problem]:
+def compare(facts: Mapping[str, NodeInfo]) -> list[Problem]:
     """What differs between hosts and must not."""
     found = [one for same in _SAME for one in _differences(same, facts)]
     version_differs = any(one.what.startswith("Paceline's version") for one in found)
@@ -166,7 +166,7 @@ def compare(facts: Mapping[str, Facts]) -> list[Problem]:
     return [*kept, *_twins(facts), *_clocks(facts)]
 
 
-def _differences(same: _Same, facts: Mapping[str, Facts]) -> list[Problem]:
+def _differences(same: _Same, facts: Mapping[str, NodeInfo]) -> list[Problem]:
     hosts_of: dict[str, list[str]] = {}
     for host, one in facts.items():
         hosts_of.setdefault(same.read(one) or "none", []).append(host)
@@ -176,7 +176,7 @@ def _differences(same: _Same, facts: Mapping[str, Facts]) -> list[Problem]:
     return [Problem(same.subject, tuple(facts), f"{same.what} differs: {listed}", same.remedy)]
 
 
-def _twins(facts: Mapping[str, Facts]) -> list[Problem]:
+def _twins(facts: Mapping[str, NodeInfo]) -> list[Problem]:
     names_of: dict[str, list[str]] = {}
     for name, one in facts.items():
         names_of.setdefault(one.host, []).append(name)
@@ -193,7 +193,7 @@ def _twins(facts: Mapping[str, Facts]) -> list[Problem]:
     ]
 
 
-def _clocks(facts: Mapping[str, Facts]) -> list[Problem]:
+def _clocks(facts: Mapping[str, NodeInfo]) -> list[Problem]:
     return [
         Problem(
             "clock",
@@ -208,5 +208,5 @@ def _clocks(facts: Mapping[str, Facts]) -> list[Problem]:
     ]
 
 
-def _library(facts: Facts) -> str | None:
+def _library(facts: NodeInfo) -> str | None:
     return facts.libmpi_version.split(",")[0].split("\n")[0] if facts.libmpi_version else None

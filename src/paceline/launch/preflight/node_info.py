@@ -13,7 +13,7 @@ KINDS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel(R) MPI": "intel", "MVAP
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class NodeInfo:
     """One node, as the probe found it. None and empty mean: not there, or it could not be read."""
 
     host: str = ""
@@ -95,12 +95,12 @@ def kind_of_library(version: str) -> str:
     return next((kind for mark, kind in KINDS.items() if mark in version), "unknown")
 
 
-def to_json(facts: Facts) -> str:
+def to_json(facts: NodeInfo) -> str:
     """One line."""
     return json.dumps(dataclasses.asdict(facts))
 
 
-def from_json(text: str) -> Facts:
+def from_json(text: str) -> NodeInfo:
     """Read what another host's probe wrote, last line first: its shell may have greeted before.
 
     Fields of another version of Paceline are left out.
@@ -108,12 +108,12 @@ def from_json(text: str) -> Facts:
     >>> from_json('Welcome!\\n{"host": "n1", "later": 1}').host
     'n1'
     """
-    names = {one.name for one in dataclasses.fields(Facts)}
+    names = {one.name for one in dataclasses.fields(NodeInfo)}
     for line in reversed(text.splitlines()):
         try:
             values = json.loads(line)
         except ValueError:
             continue
         if isinstance(values, dict) and "host" in values:
-            return Facts(**{name: value for name, value in values.items() if name in names})
+            return NodeInfo(**{name: value for name, value in values.items() if name in names})
     raise LaunchError(f"the probe of a node said nothing that can be read: {text.strip()!r}")

@@ -27,7 +27,7 @@ from paceline.cluster.detect import detect
 from paceline.cluster.gpus import find_gpus
 from paceline.errors import LaunchError
 from paceline.launch.mpirun import find_mpirun
-from paceline.launch.preflight.node_info import Facts, to_json
+from paceline.launch.preflight.node_info import NodeInfo, to_json
 
 _ASK_LIBRARY = (
     "import json; from paceline.comm.mpi import library; print(json.dumps(library()._asdict()))"
@@ -36,9 +36,9 @@ _LIBRARY_TIMEOUT_S = 60.0
 """A first import over a network's file system takes its time."""
 
 
-def read_facts(env: Mapping[str, str] = os.environ) -> Facts:
+def read_facts(env: Mapping[str, str] = os.environ) -> NodeInfo:
     """Look at this node as a rank started here would find it."""
-    return Facts(**_software(), **_mpi(), **_machine(env), **_place(env), time_s=time.time())
+    return NodeInfo(**_software(), **_mpi(), **_machine(env), **_place(env), time_s=time.time())
 
 
 def _software() -> dict[str, Any]:
@@ -149,7 +149,7 @@ def _place(env: Mapping[str, str]) -> dict[str, Any]:
     host, commands = socket.gethostname(), node.find_commands()
     return {
         "host": host,
-        "resolves_to": node.resolve(host),
+        "resolves_to": node.addresses_of(host),
         "interfaces": node.read_interfaces(),
         "user": _user(),
         "commands": commands,

@@ -75,10 +75,10 @@ _REFUSALS = (
 )
 
 
-def explain_refusal(host: str, code: int | None, text: str) -> Problem:
+def explain_ssh_error(host: str, code: int | None, text: str) -> Problem:
     """Turn what ssh, a shell or the probe said about one host into a problem with its remedy.
 
-    >>> explain_refusal("n7", 255, "ssh: Could not resolve hostname n7: ...").what
+    >>> explain_ssh_error("n7", 255, "ssh: Could not resolve hostname n7: ...").what
     'the name n7 is unknown here'
     """
     lines = [line.strip() for line in text.splitlines() if line.strip()]

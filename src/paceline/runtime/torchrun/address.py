@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from paceline.cluster.network import is_loopback, resolve
+from paceline.cluster.network import addresses_of, is_loopback
 
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 
@@ -46,7 +46,7 @@ def _read_ours(env: Mapping[str, str]) -> set[str]:
 
 def loopback_of(name: str) -> str:
     """The loopback address that a name or an address stands for; empty if it leads elsewhere."""
-    found = sorted(resolve(name), key=lambda one: ":" in one)
+    found = sorted(addresses_of(name), key=lambda one: ":" in one)
     return found[0] if found and all(map(is_loopback, found)) else ""
 
 

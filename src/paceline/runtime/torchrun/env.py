@@ -13,9 +13,9 @@ from collections.abc import Mapping, MutableMapping, Sequence
 from contextlib import suppress
 
 from paceline.cluster.detect import Environment
-from paceline.cluster.network import interface_of, own_end, read_interfaces, resolve
+from paceline.cluster.network import addresses_of, interface_of, own_end, read_interfaces
 from paceline.errors import LaunchError
-from paceline.runtime.job_dir import tell_launcher
+from paceline.runtime.job_dir import notify_launcher
 from paceline.runtime.torchrun.address import (
     ADDRESS,
     PORT,
@@ -34,7 +34,7 @@ _OUR_INTERFACE = "PACELINE_INTERFACE"
 _held: list[socket.socket] = []
 
 
-def introduce(environment: Environment, env: MutableMapping[str, str] = os.environ) -> None:
+def set_torchrun_env(environment: Environment, env: MutableMapping[str, str] = os.environ) -> None:
     """Set this rank's variables; rank 0 takes the port that the launcher has chosen."""
     if environment.kind != "torchrun":
         for name in [name for name in env if name.startswith("TORCHELASTIC_")]:
@@ -100,7 +100,7 @@ def _take_port(env: Mapping[str, str]) -> None:
     try:
         _held.append(hold_socket(loopback_of(env[ADDRESS]), int(env[PORT])))
     except OSError as error:
-        tell_launcher(PORT_TAKEN, env[PORT])
+        notify_launcher(PORT_TAKEN, env[PORT])
         raise LaunchError(
             f"MASTER_PORT {env[PORT]} was chosen, and is not to be had on {socket.gethostname()}: "
             f"{error}. Start again, or set MASTER_PORT to one that is free there"
@@ -113,6 +113,6 @@ def _interface_to(address: str) -> str:
     On one node it is that of loopback, so that nothing listens to the outside.
     """
     with suppress(OSError):
-        found = sorted(resolve(address), key=lambda one: ":" in one)
+        found = sorted(addresses_of(address), key=lambda one: ":" in one)
         return interface_of(own_end(found[0]), read_interfaces()) if found else ""
     return ""

@@ -44,10 +44,10 @@ def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
     if name in sys.modules:
         act(sys.modules[name])
     else:
-        sys.meta_path.insert(0, _Watcher(name, act))
+        sys.meta_path.insert(0, _ImportWatcher(name, act))
 
 
-class _Watcher(MetaPathFinder):
+class _ImportWatcher(MetaPathFinder):
     """Waits for the import of one module, once."""
 
     def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:

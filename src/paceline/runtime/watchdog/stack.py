@@ -25,7 +25,7 @@ _is_frame = partial(is_not, None)
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
 
 
-class Doing(NamedTuple):
+class Activity(NamedTuple):
     """What a thread does, and the call into `comm` in which it waits."""
 
     state: State
@@ -33,26 +33,26 @@ class Doing(NamedTuple):
     call: FrameType | None
 
 
-def look_at(thread: int) -> Doing:
+def read_activity(thread: int) -> Activity:
     """Read from its stack what a thread does.
 
     It waits for other ranks in `comm`, or where steps are taken, for a thread of ours that does.
     """
     stack = read_stack(thread)
     if not stack:
-        return Doing("busy", "a thread that has ended", None)
+        return Activity("busy", "a thread that has ended", None)
     call = next((frame for frame in reversed(stack) if _lies_in(frame, _COMM)), None)
     place = _place(stack)
     asleep = stack[0].f_code.co_filename == threading.__file__ and _lies_in(place, _STEPPING)
     if call is not None or asleep:
-        return Doing("waiting", _describe(place), call)
+        return Activity("waiting", _describe(place), call)
     if _lies_in(place, _PREFETCH):  # what keeps it busy is in the thread that prepares batches
         others = (read_stack(ident) for ident in sys._current_frames() if ident != thread)
         loaders = (other for other in others if any(_lies_in(f, _PREFETCH) for f in other))
         places = list(map(_place, loaders))  # of several, some may have nothing to do
         busy = (found for found in places if not _lies_in(found, _PREFETCH))
         place = next(busy, places[0] if places else place)
-    return Doing("busy", _describe(place), None)
+    return Activity("busy", _describe(place), None)
 
 
 def read_stack(thread: int) -> list[FrameType]:

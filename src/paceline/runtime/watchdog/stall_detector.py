@@ -27,7 +27,7 @@ _NAMED = 6
 
 
 @dataclass(frozen=True)
-class Pulse:
+class Heartbeat:
     """What a rank says of itself.
 
     `progress` grows whenever the rank gets on, and `since_s` is how long ago it last did. A rank
@@ -45,7 +45,7 @@ class Pulse:
     timeout_s: float | None = None
 
 
-def encode(pulse: Pulse, room: npt.NDArray[np.uint8]) -> None:
+def encode(pulse: Heartbeat, room: npt.NDArray[np.uint8]) -> None:
     """Write a pulse into a buffer of `PULSE_BYTES`."""
     facts = asdict(pulse) | {"where": pulse.where[:WHERE_LENGTH]}
     text = json.dumps(facts, ensure_ascii=False).encode(errors="replace")
@@ -53,20 +53,20 @@ def encode(pulse: Pulse, room: npt.NDArray[np.uint8]) -> None:
     room[: len(text)] = np.frombuffer(text, np.uint8)
 
 
-def decode(room: npt.NDArray[np.uint8]) -> Pulse:
+def decode(room: npt.NDArray[np.uint8]) -> Heartbeat:
     """The pulse in a buffer."""
-    return Pulse(**json.loads(room.tobytes()))
+    return Heartbeat(**json.loads(room.tobytes()))
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Finding:
     """Something to say on stderr, or, with `end`, the reason to end all ranks."""
 
     text: str
     end: bool = False
 
 
-class Judge:
+class StallDetector:
     """Knows the last pulse of every rank, and says when nothing moves any more.
 
     A stall: a rank in a section waits, for as long as its section allows, and meanwhile no rank
@@ -76,18 +76,18 @@ class Judge:
 
     def __init__(self, nodes: Sequence[str], now_s: float) -> None:
         self._nodes = tuple(nodes)
-        self._pulses = [Pulse()] * len(nodes)
+        self._pulses = [Heartbeat()] * len(nodes)
         self._heard_s = [now_s] * len(nodes)
         self._warned_s: float | None = None
         self._stalled_s = 0.0
 
-    def hear(self, rank: int, pulse: Pulse, now_s: float) -> None:
+    def hear(self, rank: int, pulse: Heartbeat, now_s: float) -> None:
         """Take down a rank's pulse; of one that has left, the first that says so."""
         if self._pulses[rank].state == "left":
             return
         self._pulses[rank], self._heard_s[rank] = pulse, now_s
 
-    def look(self, now_s: float) -> Verdict | None:
+    def look(self, now_s: float) -> Finding | None:
         """What is to be said now; each warning comes once per stall."""
         return self._judge_left(now_s) or self._judge_stall(now_s)
 
@@ -129,7 +129,7 @@ class Judge:
             for rank, (node, pulse) in enumerate(zip(self._nodes, self._pulses, strict=True))
         }
 
-    def _judge_left(self, now_s: float) -> Verdict | None:
+    def _judge_left(self, now_s: float) -> Finding | None:
         """Whether ranks wait for one that has ended, and for nobody else.
 
         A rank that is busy, or says nothing, may be the one that the others wait for. And what was
@@ -145,19 +145,19 @@ class Judge:
             if pulse.state != "waiting" or not late:
                 return None
         has, it = ("has", "it") if len(left) == 1 else ("have", "them")
-        return Verdict(
+        return Finding(
             f"{self._named(left)} {has} ended while {_ranks(stay)} {_wait(stay)} for {it} "
             f"({self._places(stay)}). Every rank must make the same calls before it ends; look "
             "for an exit, a return or a shorter loop that one rank takes alone.",
             end=True,
         )
 
-    def _judge_stall(self, now_s: float) -> Verdict | None:
+    def _judge_stall(self, now_s: float) -> Finding | None:
         since_s = (self._since_s(rank, now_s) for rank in self._ranks_that_stay())
         still_s = min(since_s, default=0.0)
         if self._warned_s is not None and still_s < self._warned_s:
             self._warned_s = None
-            return Verdict(f"moving again after {self._stalled_s:.0f} s")
+            return Finding(f"moving again after {self._stalled_s:.0f} s")
         waiting = [self._pulses[rank] for rank in self._in_state("waiting")]
         stalls = [(min(still_s, pulse.waiting_s), pulse) for pulse in waiting]
         late = [(s, p) for s, p in stalls if p.warning_s is not None and s >= p.warning_s]
@@ -166,11 +166,11 @@ class Judge:
         self._stalled_s = max(s for s, _ in late)
         if any(p.timeout_s is not None and s >= p.timeout_s for s, p in late):
             facts, remedy = self._describe(now_s)
-            return Verdict(f"{facts}; ended (stall_timeout_s). {remedy}", end=True)
+            return Finding(f"{facts}; ended (stall_timeout_s). {remedy}", end=True)
         if self._warned_s is not None:
             return None
         self._warned_s = self._stalled_s
-        return Verdict(self._describe(now_s)[0])
+        return Finding(self._describe(now_s)[0])
 
     def _ranks_that_stay(self) -> list[int]:
         return [rank for rank, pulse in enumerate(self._pulses) if pulse.state != "left"]

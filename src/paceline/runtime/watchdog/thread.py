@@ -21,15 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.comm import Patience, Pending, World, current_world
+from paceline.comm import Backoff, Pending, World, current_world
 from paceline.errors import WorldError
-from paceline.runtime.job_dir import PULSE, tell_launcher
-from paceline.runtime.watchdog.stack import Doing, look_at
+from paceline.runtime.job_dir import PULSE, notify_launcher
+from paceline.runtime.watchdog.stack import Activity, read_activity
 from paceline.runtime.watchdog.stall_detector import (
     PULSE_BYTES,
-    Judge,
-    Pulse,
-    Verdict,
+    Finding,
+    Heartbeat,
+    StallDetector,
     decode,
     encode,
 )
@@ -61,7 +61,7 @@ class _Section:
 _sections: list[_Section] = []
 _turns = 0
 """How often a section was entered or left."""
-_watch: Watch | None = None
+_watch: RankWatch | None = None
 _STEP = "_paceline_step"
 """On an error that has left a section: the step at which it did."""
 
@@ -107,29 +107,29 @@ def _step_in(section: _Section) -> int | None:
 
 
 def start_watch(world: World, end: Callable[[WorldError], object]) -> None:
-    """Watch this rank from now on; all ranks start together. `end` ends all of them."""
+    """RankWatch this rank from now on; all ranks start together. `end` ends all of them."""
     global _watch
-    known = world.share((world.node, world.threads_may_talk))
+    known = world.allgather_values((world.node, world.thread_multiple))
     if world.size == 1 or not all(may_talk for _, may_talk in known):
         return
     line = world.split(0)
     nodes = [node for node, _ in known]
     if world.rank > 1:
-        _watch = _Teller(line)
+        _watch = HeartbeatSender(line)
     else:
-        _watch = _Watcher(line, nodes, end) if world.rank == 0 else _Deputy(line, nodes, end)
+        _watch = Rank0Watch(line, nodes, end) if world.rank == 0 else Rank1Deputy(line, nodes, end)
     _watch.start()
     # MPI ends when Python has, after all that is registered here.
     atexit.register(_leave, _watch, os.getpid())
     _leave_before_finalize(_watch)
 
 
-def _leave(watch: Watch, pid: int) -> None:
+def _leave(watch: RankWatch, pid: int) -> None:
     if os.getpid() == pid and not _mpi_is_over():  # a fork of a rank is no rank
         watch.leave()
 
 
-def _leave_before_finalize(watch: Watch) -> None:
+def _leave_before_finalize(watch: RankWatch) -> None:
     """A program may end MPI itself, and no call of ours may come after that."""
     mpi: Any = sys.modules.get("mpi4py.MPI")
     if mpi is None:
@@ -143,7 +143,7 @@ def _leave_before_finalize(watch: Watch) -> None:
     mpi.Finalize = finalize
 
 
-def hush() -> None:
+def silence() -> None:
     """This rank fails and will end all others: nothing more is sent nor judged."""
     if _watch is not None:
         _watch.hushed = True
@@ -155,7 +155,7 @@ def _mpi_is_over() -> bool:
     return mpi is not None and bool(mpi.Is_finalized())
 
 
-class Clock:
+class RunningClock:
     """Seconds in which this process ran: one that was stopped for an hour has not waited for it."""
 
     def __init__(self, read_s: Callable[[], float] = time.monotonic) -> None:
@@ -179,15 +179,15 @@ class Tracker:
         self._moved_s = self._waits_s = 0.0
         self._step: int | None = None
 
-    def look(self, now_s: float) -> Pulse:
+    def look(self, now_s: float) -> Heartbeat:
         """What this rank does now, and since when it has done nothing else."""
         turns, section = _turns, next(iter(_sections[-1:]), None)
         count = self._count(section) if section is not None else 0
-        doing = look_at(section.thread if section else threading.main_thread().ident or 0)
+        doing = read_activity(section.thread if section else threading.main_thread().ident or 0)
         if (turns, count) != self._moved:
             self._moved, self._moved_s, self._waits = (turns, count), now_s, None
         self._note_waiting(doing, section is not None, now_s)
-        return Pulse(
+        return Heartbeat(
             progress=count,
             step=self._step,
             state=doing.state,
@@ -207,7 +207,7 @@ class Tracker:
             return 0  # it ended this moment, and what it counted has gone with it
         return count
 
-    def _note_waiting(self, doing: Doing, in_section: bool, now_s: float) -> None:
+    def _note_waiting(self, doing: Activity, in_section: bool, now_s: float) -> None:
         """In a section progress tells one wait from the next; outside, that it is the same call.
 
         The frame of that call is kept until the next beat: a number of it would be used again.
@@ -219,13 +219,13 @@ class Tracker:
             self._waits, self._waits_s = waits, now_s
 
 
-class Watch:
-    """A rank's thread that looks and tells: `_Watcher` on rank 0, `_Teller` on the others."""
+class RankWatch:
+    """A rank's thread that looks and reports: `Rank0Watch`, or `HeartbeatSender` elsewhere."""
 
     def __init__(self, line: World) -> None:
         self.hushed = False
         self._line = line
-        self._clock, self._tracker = Clock(), Tracker()
+        self._clock, self._tracker = RunningClock(), Tracker()
         self._leaving = threading.Event()
         self._thread = threading.Thread(target=self._run, name="paceline-watch", daemon=True)
 
@@ -257,7 +257,7 @@ class Watch:
     def _rest(self) -> None:
         self._leaving.wait(self._beat_s())
 
-    def _act_on(self, verdict: Verdict | None, end: Callable[[WorldError], object]) -> None:
+    def _act_on(self, verdict: Finding | None, end: Callable[[WorldError], object]) -> None:
         if verdict is None or self.hushed:
             return
         if verdict.end:
@@ -289,17 +289,17 @@ class _Mail:
         self._room = np.zeros(PULSE_BYTES, np.uint8)
         self._under_way: Pending | None = None
 
-    def offer(self, pulse: Pulse) -> None:
+    def offer(self, pulse: Heartbeat) -> None:
         """Send it, unless the one before is still here: then nobody listens now."""
         if self.is_gone():
             encode(pulse, self._room)
-            self._under_way = self._line.dispatch(self._room, self._to)
+            self._under_way = self._line.isend(self._room, self._to)
 
     def is_gone(self) -> bool:
         return self._under_way is None or self._under_way.done()
 
     def wait_until_gone(self) -> None:
-        patience, end = Patience(), time.monotonic() + _FAREWELL_S
+        patience, end = Backoff(), time.monotonic() + _FAREWELL_S
         while not self.is_gone() and time.monotonic() < end:
             patience.pause()
 
@@ -307,28 +307,28 @@ class _Mail:
 class _Ear:
     """Pulses of other ranks, for a judge."""
 
-    def __init__(self, line: World, judge: Judge) -> None:
+    def __init__(self, line: World, judge: StallDetector) -> None:
         self._line, self._judge = line, judge
         self._room = np.zeros(PULSE_BYTES, np.uint8)
-        self._coming = line.expect(self._room)
+        self._coming = line.irecv(self._room)
 
     def hear(self, now_s: float) -> None:
         """Hand on what has come."""
         while self._coming.done():
             self._judge.hear(self._coming.source, decode(self._room), now_s)
-            self._coming = self._line.expect(self._room)
+            self._coming = self._line.irecv(self._room)
 
     def close(self) -> None:
         self._coming.cancel()
 
 
-class _Teller(Watch):
+class HeartbeatSender(RankWatch):
     """Tells rank 0 about this rank."""
 
     def __init__(self, line: World) -> None:
         super().__init__(line)
         self._mail = _Mail(line, 0)
-        self._last = Pulse()
+        self._last = Heartbeat()
 
     def _is_over(self) -> bool:
         return self._leaving.is_set() or super()._is_over()
@@ -346,12 +346,12 @@ class _Teller(Watch):
             self._mail.wait_until_gone()
 
 
-class _Deputy(_Teller):
+class Rank1Deputy(HeartbeatSender):
     """Judges rank 0, on rank 1, when nothing is heard of it: then it cannot judge itself."""
 
     def __init__(self, line: World, nodes: list[str], end: Callable[[WorldError], object]) -> None:
         super().__init__(line)
-        self._judge = Judge(nodes[:2], self._clock.now_s)
+        self._judge = StallDetector(nodes[:2], self._clock.now_s)
         self._ear = _Ear(line, self._judge)
         self._end = end
 
@@ -370,12 +370,12 @@ class _Deputy(_Teller):
             self._ear.close()
 
 
-class _Watcher(Watch):
+class Rank0Watch(RankWatch):
     """Hears all ranks, on rank 0, and acts on what the judge says."""
 
     def __init__(self, line: World, nodes: list[str], end: Callable[[WorldError], object]) -> None:
         super().__init__(line)
-        self._judge = Judge(nodes, self._clock.now_s)
+        self._judge = StallDetector(nodes, self._clock.now_s)
         self._ear, self._mail = _Ear(line, self._judge), _Mail(line, 1)
         self._end = end
         self._written_s = 0.0
@@ -412,7 +412,7 @@ class _Watcher(Watch):
         if not self._leaving.wait(self._beat_s()):
             return
         # Nothing else is to be done here: look often, so that all end at once.
-        patience, end = Patience(), time.monotonic() + self._beat_s()
+        patience, end = Backoff(), time.monotonic() + self._beat_s()
         while time.monotonic() < end and not self._judge.is_last(0, self._clock.now_s):
             patience.pause()
             self._ear.hear(self._clock.now_s)
@@ -423,4 +423,4 @@ class _Watcher(Watch):
 
 def write_known(known: dict[str, dict[str, object]]) -> None:
     """Leave what is known of the ranks in the job's folder, for the launcher; if there is one."""
-    tell_launcher(PULSE, json.dumps(known))
+    notify_launcher(PULSE, json.dumps(known))

@@ -9,41 +9,43 @@ from typing import Any
 
 import numpy as np
 
-from paceline.checkpoint.saver import Opened
-from paceline.comm import Patience, World
-from paceline.comm.rank0 import once
+from paceline.checkpoint.saver import OpenCheckpoint
+from paceline.comm import Backoff, World
+from paceline.comm.rank0 import on_rank0
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
-from paceline.data import Tickets
+from paceline.data import BatchGrants
 from paceline.observe import Stopwatch
-from paceline.sync.parameter_server.make import Centre, News, Report, Roles
+from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
+from paceline.sync.parameter_server.make import Centre
+from paceline.sync.parameter_server.roles import Roles
 from paceline.sync.saved import Keep
-from paceline.sync.synchronous.message import Meeting, Part
+from paceline.sync.synchronous.message import Contribution, StepOutcome
 
 _LOOK_EVERY_S = 0.02
 """How often a worker that is through asks whether the others are."""
 
 
-class FreeExchange(ABC):
+class AsynchronousExchange(ABC):
     """A worker reports to the ledger as it meets the others, and nobody waits for anybody.
 
     At the end each worker says that it has left, and all wait for the last; so workers may take
     different numbers of steps, and leave when they like.
     """
 
-    free, alike, checks_gradients = True, False, False
-    period: int
+    asynchronous, replicas_stay_equal, filters_nonfinite = True, False, False
+    report_every: int
     """Steps between two reports."""
 
     def __init__(self, world: World, replica: Any, centre: Centre, roles: Roles) -> None:
         self._world, self._replica, self._centre = world, replica, centre
         self.roles = roles
-        self.works = world.rank in roles.workers
+        self.trains = world.rank in roles.workers
         """Whether this rank trains."""
-        self.news = News(working=len(roles.workers))
+        self.ledger_reply = LedgerReply(working=len(roles.workers))
         """What this worker heard last."""
-        self.tickets = Tickets()
+        self.tickets = BatchGrants()
         """The batches that it may take."""
-        self.ahead = 0
+        self.batches_wanted = 0
         """How many batches it wants to have in hand; 0 if they are not dealt."""
         self.on_exchange: Callable[[dict[str, Any]], None] | None = None
         """Called with the facts of each exchange."""
@@ -53,7 +55,7 @@ class FreeExchange(ABC):
         self._samples = self._loss = self._left_out = 0.0
         self._stop = self._save = self._quit = False
         self._final: Vector | None = None
-        self.team = world.split(int(self.works))
+        self.workers_world = world.split(int(self.trains))
         """The workers; on a rank that serves, those that do."""
         self._saved, self.quits = 0, False
         """Wishes to save that were heeded, and whether all are to leave after the last."""
@@ -88,40 +90,42 @@ class FreeExchange(ABC):
         """All have left, and all come here together: the weights that are the result."""
 
     @property
-    def supposed(self) -> float:
+    def estimated_samples(self) -> float:
         """Samples of all workers since the last report, if all are as quick as this one."""
         return self._samples * len(self.roles.workers)
 
-    def announce(self, weight: float) -> None:
+    def last_backward(self, weight: float) -> None:
         """Gradients stay with this worker."""
         return
 
-    def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+    def before_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
         """All is done after the step."""
         return None
 
-    def after_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+    def after_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
         """Meet if it is time to. A rank that has no batch, and no more, leaves."""
         if not part.samples and not part.more:
             self.leave(watch)
-            return Meeting(0, 0.0, more=False, stop=self.news.stop)
+            return StepOutcome(0, 0.0, more=False, stop=self.ledger_reply.stop)
         self._steps_taken += 1
         self._samples += part.samples
         self._loss += part.loss
         self._left_out += 0.0 if part.weight else part.samples
-        before, self._stop = self.news.samples, self._stop or part.stop
+        before, self._stop = self.ledger_reply.samples, self._stop or part.stop
         self._save, self._quit = self._save or part.save, self._quit or part.quit
         if not self._after(watch):
             if not (part.stop or part.save or part.quit):
                 return None
             self.report()
-        return Meeting(int(self.news.samples - before), 1.0, more=True, stop=self.news.stop)
+        return StepOutcome(
+            int(self.ledger_reply.samples - before), 1.0, more=True, stop=self.ledger_reply.stop
+        )
 
     def end_epoch(self, watch: Stopwatch) -> None:
         """Epochs are counted, not waited for."""
         return
 
-    def settle(self, watch: Stopwatch) -> Meeting | None:
+    def run_deferred(self, watch: Stopwatch) -> StepOutcome | None:
         """Nothing is put off."""
         return None
 
@@ -130,38 +134,42 @@ class FreeExchange(ABC):
         self._centre.abandon()
 
     @property
-    def pauses(self) -> bool:
+    def wants_pause(self) -> bool:
         """Whether all workers are to come together to save, and this one has not been there."""
-        return self.works and self.news.saves > self._saved
+        return self.trains and self.ledger_reply.saves > self._saved
 
-    def pause(self, agree: Callable[[], Opened], keep: Callable[[Opened], None]) -> None:
+    def pause(
+        self, agree: Callable[[], OpenCheckpoint], keep: Callable[[OpenCheckpoint], None]
+    ) -> None:
         """Come together with all workers; while nobody trains, everybody keeps what he has.
 
         The leader opens the checkpoint; `keep` is called with it on every worker.
         """
-        self._come_to_rest()
+        self._quiesce()
         # One may have heard of a later wish than others: all must leave knowing the same.
-        known = self.team.share((self.news.saves, self.news.quit))
+        known = self.workers_world.allgather_values(
+            (self.ledger_reply.saves, self.ledger_reply.quit)
+        )
         self._saved, self.quits = max(known)
-        agreed = once(self.team, agree)
+        agreed = on_rank0(self.workers_world, agree)
         if agreed.number is not None:
             self._centre.save(agreed.number)
         keep(agreed)
-        self.team.barrier()
+        self.workers_world.barrier()
 
     def quit(self) -> None:
         """Leave a run that is to go on later; all workers do."""
         self.tickets.drop()
-        self._centre.farewell(quit=True)
-        self.team.barrier()
+        self._centre.sign_off(quit=True)
+        self.workers_world.barrier()
 
     def on_save(self, keep: Keep) -> None:
         """What this rank holds of the centre goes there when it is saved."""
         self._centre.on_save(keep)
 
-    def _come_to_rest(self) -> None:
+    def _quiesce(self) -> None:
         """Have nothing under way, and wait until nobody has."""
-        self.team.barrier()
+        self.workers_world.barrier()
 
     def snapshot(self) -> dict[str, Any]:
         """What this worker must know when the run goes on; the arrays are copies."""
@@ -174,7 +182,7 @@ class FreeExchange(ABC):
             "exchanges": self.exchanges,
             "refused": self.refused,
             "staleness": [[age, count] for age, count in self.staleness.items()],
-            "carried": copy_vectors(self._centre.carried),
+            "carried": copy_vectors(self._centre.residuals),
         }
 
     def restore_shared(self, saved: dict[str, Any]) -> None:
@@ -188,11 +196,11 @@ class FreeExchange(ABC):
         self._left_out = saved["left_out"]
         self.exchanges, self.refused = saved["exchanges"], saved["refused"]
         self.staleness = Counter(dict(map(tuple, saved["staleness"])))
-        fill_vectors(self._centre.carried, saved["carried"])
+        fill_vectors(self._centre.residuals, saved["carried"])
 
     def close(self) -> None:
         """All have left, and come here together."""
-        self.team.free()
+        self.workers_world.free()
 
     def report(self) -> None:
         """Tell the ledger what was done since the last time."""
@@ -213,9 +221,9 @@ class FreeExchange(ABC):
         self._quit = True
         self.report()
 
-    def has_work(self, watch: Stopwatch) -> bool:
+    def has_batch(self, watch: Stopwatch) -> bool:
         """Whether there is a batch to take; asks for some if none is in hand."""
-        if self.news.stop or not self.works:
+        if self.ledger_reply.stop or not self.trains:
             return False
         if not self.tickets.outstanding:
             self.report()
@@ -225,47 +233,49 @@ class FreeExchange(ABC):
     def leave(self, watch: Stopwatch, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Train no more, and wait until nobody does; `meanwhile` is called again and again."""
         self.tickets.drop()
-        if self.works:
+        if self.trains:
             self._before_leaving(watch)
             self._hear(self._centre.report(self._make_report(left=True)))
-            patience = Patience(_LOOK_EVERY_S, yields=0, shortest_s=0.001)
+            patience = Backoff(_LOOK_EVERY_S, yields=0, shortest_s=0.001)
             while True:
-                if self.pauses and self.on_pause is not None:
+                if self.wants_pause and self.on_pause is not None:
                     self.on_pause()
-                if not self.news.working:
+                if not self.ledger_reply.working:
                     break
                 self._while_waiting()
                 meanwhile()
                 patience.pause()
-                self._hear(self._centre.report(Report()))
+                self._hear(self._centre.report(WorkerReport()))
             watch.lap("wait")
             if self.on_last is not None:
                 self.on_last()
-            self._centre.farewell()
+            self._centre.sign_off()
         self._final = self._conclude()
 
     def centre(self) -> Vector | None:
         """The result once all have left."""
         return self._final
 
-    def tally(self) -> dict[str, Any]:
+    def exchange_stats(self) -> dict[str, Any]:
         """This worker's exchanges, and how stale its view of the centre was at each."""
         histogram = {str(age): count for age, count in sorted(self.staleness.items())}
         facts = {"exchanges": self.exchanges, "staleness": histogram}
         return facts | ({"refused": self.refused} if self.refused else {})
 
-    def _make_report(self, push: bool = False, pull: bool = False, left: bool = False) -> Report:
+    def _make_report(
+        self, push: bool = False, pull: bool = False, left: bool = False
+    ) -> WorkerReport:
         """What is to be told; it counts as told."""
-        wanted = 0 if left or self._stop else max(0, self.ahead - self.tickets.outstanding)
+        wanted = 0 if left or self._stop else max(0, self.batches_wanted - self.tickets.outstanding)
         wishes = self._save, self._quit
         counts = self._samples, self._loss, self._stop
-        report = Report(*counts, push, pull, wanted, left, *wishes, self._left_out)
+        report = WorkerReport(*counts, push, pull, wanted, left, *wishes, self._left_out)
         self._samples = self._loss = self._left_out = 0.0
         self._save = self._quit = False
         return report
 
-    def _hear(self, news: News) -> None:
-        self.news = news
+    def _hear(self, news: LedgerReply) -> None:
+        self.ledger_reply = news
         if news.last > news.first:
             self.tickets.grant(news.first, news.last)
 

@@ -11,36 +11,42 @@ from paceline.comm import World
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
 from paceline.errors import ConfigError
 from paceline.observe import Stopwatch
-from paceline.rules import CentreRule, Terms
-from paceline.sync.asynchronous.base import FreeExchange
-from paceline.sync.parameter_server.make import Direct, Distant, News, Parcel, Report, find_centre
-from paceline.sync.replicas import check_sound
-from paceline.sync.settings import Frame
+from paceline.rules import CentreRule, PushTerms
+from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
+from paceline.sync.parameter_server.make import open_centre
+from paceline.sync.parameter_server.worker_port import BufferedPort, DistanceProbe, InPlacePort
+from paceline.sync.replicas import check_finite_weights
+from paceline.sync.settings import ExchangeContext
 
 
-class CentreExchange(FreeExchange):
+class CentreExchange(AsynchronousExchange):
     """Brings a worker together with the centre when the rule says so.
 
     With `overlap` an exchange travels in a thread while the worker goes on, and moves the replica
     at the end of the first step after it has come back, at the latest before the next exchange.
     """
 
-    def __init__(self, world: World, replica: Any, rule: CentreRule, frame: Frame) -> None:
+    def __init__(
+        self, world: World, replica: Any, rule: CentreRule, frame: ExchangeContext
+    ) -> None:
         weights = replica.parameters()
         _check_force(rule, world)
-        centre, roles = find_centre(
+        centre, roles = open_centre(
             world, rule, rule.servers, weights, frame.number, frame.batches, frame.saved, frame.fail
         )
         super().__init__(world, replica, centre, roles)
         self._rule = rule
-        self._state = rule.begin_worker(weights)
-        self.period = rule.period
+        self._state = rule.init_worker(weights)
+        self.report_every = rule.report_every
         self._steps_since_push = 0
         self._thread: ThreadPoolExecutor | None = None
-        self._under_way: tuple[Report, Future[tuple[News, float | None, int]]] | None = None
-        if rule.overlap and self.works:
+        self._under_way: (
+            tuple[WorkerReport, Future[tuple[LedgerReply, float | None, int]]] | None
+        ) = None
+        if rule.overlap and self.trains:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-exchange")
-            self._parcel = Parcel(rule, weights, self._state)
+            self._parcel = BufferedPort(rule, weights, self._state)
 
     @property
     def bytes_sent(self) -> int:
@@ -61,7 +67,7 @@ class CentreExchange(FreeExchange):
             return self._final
         self._take_back()
         copy: Vector = np.empty_like(self._replica.parameters())
-        self._centre.look(copy)
+        self._centre.read_into(copy)
         return copy
 
     def _after(self, watch: Stopwatch) -> bool:
@@ -82,7 +88,7 @@ class CentreExchange(FreeExchange):
         """Give the centre the steps since the last push; what comes back is not needed."""
         watch.lap("compute")
         if self._steps_since_push:
-            self._meet(push=True, pull=self._rule.answers == "move")
+            self._meet(push=True, pull=self._rule.reply_kind == "move")
         self._take_back()
         if self._thread is not None:
             self._thread.shutdown()
@@ -91,9 +97,9 @@ class CentreExchange(FreeExchange):
     def _while_waiting(self) -> None:
         """Nothing more can come."""
 
-    def _come_to_rest(self) -> None:
+    def _quiesce(self) -> None:
         self._take_back()
-        super()._come_to_rest()
+        super()._quiesce()
 
     def snapshot(self) -> dict[str, Any]:
         own = {"since_push": self._steps_since_push, "state": copy_vectors(self._state)}
@@ -101,7 +107,7 @@ class CentreExchange(FreeExchange):
 
     def restore_shared(self, saved: dict[str, Any]) -> None:
         super().restore_shared(saved)
-        fill_vectors(self._state, self._rule.begin_worker(self._replica.parameters()))
+        fill_vectors(self._state, self._rule.init_worker(self._replica.parameters()))
 
     def restore(self, saved: dict[str, Any]) -> None:
         super().restore(saved)
@@ -120,10 +126,10 @@ class CentreExchange(FreeExchange):
         if push:
             self._steps_since_push = 0
         weights = self._replica.parameters()
-        check_sound(weights, self._world.rank)
+        check_finite_weights(weights, self._world.rank)
         report = self._make_report(push, pull)
         if self._thread is None:
-            side = Direct(self._rule, weights, self._state)
+            side = InPlacePort(self._rule, weights, self._state)
             self._hear_of(report, *self._travel(report, terms, side))
             self._accept(weights)
         else:
@@ -132,14 +138,14 @@ class CentreExchange(FreeExchange):
             self._under_way = (report, travel)
 
     def _travel(
-        self, report: Report, terms: Terms, side: Direct | Parcel
-    ) -> tuple[News, float | None, int]:
+        self, report: WorkerReport, terms: PushTerms, side: InPlacePort | BufferedPort
+    ) -> tuple[LedgerReply, float | None, int]:
         """Meet the centre: the news, how far from it the replica was, and the bytes sent."""
         before = self._centre.bytes_sent
         if self.on_exchange is None:
-            return self._centre.meet(report, terms, side), None, 0
-        measured = Distant(side, self._rule)
-        news = self._centre.meet(report, terms, measured)
+            return self._centre.push_pull(report, terms, side), None, 0
+        measured = DistanceProbe(side, self._rule)
+        news = self._centre.push_pull(report, terms, measured)
         return news, measured.distance(), self._centre.bytes_sent - before
 
     def _take_back(self) -> None:
@@ -155,14 +161,16 @@ class CentreExchange(FreeExchange):
 
     def _accept(self, weights: Vector) -> None:
         """Let the model follow; where it rounds its weights, that is not the worker's doing."""
-        exact = weights.copy() if getattr(self._replica, "rounds", False) else None
+        exact = weights.copy() if getattr(self._replica, "stores_rounded", False) else None
         self._replica.accept_parameters()
         if exact is not None:
             rounding = self._replica.parameters() - exact
             for vector in self._state.values():
                 vector += rounding
 
-    def _hear_of(self, report: Report, news: News, distance: float | None, sent: int) -> None:
+    def _hear_of(
+        self, report: WorkerReport, news: LedgerReply, distance: float | None, sent: int
+    ) -> None:
         self._hear(news)
         if report.push:
             self.staleness[news.staleness] += 1

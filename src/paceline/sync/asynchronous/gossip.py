@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 
 from paceline.comm import ANY_RANK, Pending, World, wait_until
-from paceline.comm.wire import Feedback, make_codec
+from paceline.comm.wire import ErrorFeedback, make_codec
 from paceline.core.vectors import Vector, fill_vectors
 from paceline.observe import Stopwatch
 from paceline.rules import Gossip
-from paceline.sync.asynchronous.base import FreeExchange
-from paceline.sync.parameter_server.make import find_centre, tags_of
+from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.parameter_server.make import message_tags, open_centre
 from paceline.sync.parameter_server.packets import Packet
-from paceline.sync.replicas import check_sound
-from paceline.sync.settings import Frame
+from paceline.sync.replicas import check_finite_weights
+from paceline.sync.settings import ExchangeContext
 
 _LEAST_WEIGHT = 2.0**-100
 """A worker that gave away more than this without getting any keeps the rest."""
@@ -24,14 +24,14 @@ _LEAST_WEIGHT = 2.0**-100
 class _LedgerOnly:
     """A centre without a vector: only its ledger is used."""
 
-    wire, answers = "float32", "centre"
+    wire, reply_kind = "float32", "centre"
 
     @staticmethod
-    def scale(staleness: int) -> float:
+    def staleness_weight(staleness: int) -> float:
         return 1.0
 
 
-class GossipExchange(FreeExchange):
+class GossipExchange(AsynchronousExchange):
     """Pushes weights to random peers and merges what comes from them.
 
     A push is posted and left to travel, and a receive is always posted, so nobody waits for
@@ -39,11 +39,11 @@ class GossipExchange(FreeExchange):
     are still under way.
     """
 
-    period = 10
+    report_every = 10
 
-    def __init__(self, world: World, replica: Any, rule: Gossip, frame: Frame) -> None:
+    def __init__(self, world: World, replica: Any, rule: Gossip, frame: ExchangeContext) -> None:
         weights = replica.parameters()
-        ledger, roles = find_centre(
+        ledger, roles = open_centre(
             world,
             _LedgerOnly(),
             0,
@@ -54,11 +54,11 @@ class GossipExchange(FreeExchange):
             frame.fail,
         )
         super().__init__(world, replica, ledger, roles)
-        self._rule, self._tag = rule, tags_of(frame.number)[2]
+        self._rule, self._tag = rule, message_tags(frame.number)[2]
         self._weight = 1.0 / world.size
         self._chance = np.random.default_rng([frame.seed, frame.number, world.rank])
         codec = make_codec(rule.wire, weights.dtype)
-        self._feedback = Feedback(codec, weights.size, weights.dtype) if codec else None
+        self._feedback = ErrorFeedback(codec, weights.size, weights.dtype) if codec else None
         self._codec, self._got = codec, np.empty_like(weights) if codec else None
         self._nbytes = codec.nbytes(weights.size) if codec else weights.nbytes
         self._inbox, self._outbox = Packet(self._nbytes), Packet(self._nbytes)
@@ -82,7 +82,7 @@ class GossipExchange(FreeExchange):
         # way is left out, or everybody would wait for the slowest.
         if self._rule.wants_to_push(self._chance) and self._may_push():
             self._push(self._rule.choose_peer(self._chance, self._world.rank, self._world.size))
-        due = self._steps_taken % self.period == 0
+        due = self._steps_taken % self.report_every == 0
         if due:
             self.report()
         watch.lap("communication")
@@ -98,16 +98,16 @@ class GossipExchange(FreeExchange):
         return self._weight > _LEAST_WEIGHT and self._has_left()
 
     def _push(self, peer: int) -> None:
-        self._weight = self._rule.halve(self._weight)
+        self._weight = self._rule.split_weight(self._weight)
         self._outbox.note(self._weight)
         weights = self._replica.parameters()
-        check_sound(weights, self._world.rank)
+        check_finite_weights(weights, self._world.rank)
         if self._feedback is None:
             self._outbox.vector(weights.size, weights.dtype)[:] = weights
         else:
             self._feedback.encode(weights, self._outbox.payload[: self._nbytes])
         sent = self._outbox.filled(self._nbytes)
-        self._leaving = self._world.dispatch(sent, peer, self._tag)
+        self._leaving = self._world.isend(sent, peer, self._tag)
         self._sent_to[peer] += 1
         self._bytes_sent += sent.nbytes
         self._note(bytes=sent.nbytes, peer=peer, weight=self._weight)
@@ -118,7 +118,7 @@ class GossipExchange(FreeExchange):
         return self._leaving is None or self._leaving.done()
 
     def _post(self) -> Pending:
-        return self._world.expect(self._inbox.room, ANY_RANK, self._tag)
+        return self._world.irecv(self._inbox.room, ANY_RANK, self._tag)
 
     def _take_in(self) -> None:
         """Merge what has come."""
@@ -135,12 +135,12 @@ class GossipExchange(FreeExchange):
             self._received += 1
             self._coming = self._post()
 
-    def _come_to_rest(self) -> None:
+    def _quiesce(self) -> None:
         """Take in all that is still under way."""
         due = np.empty_like(self._sent_to)
         self._world.all_to_all(self._sent_to, due)
         wait_until(lambda: self._has_left() and self._received == due.sum())
-        super()._come_to_rest()
+        super()._quiesce()
 
     def snapshot(self) -> dict[str, Any]:
         own: dict[str, Any] = {
@@ -159,7 +159,7 @@ class GossipExchange(FreeExchange):
             fill_vectors({"error": self._feedback.error}, saved)
 
     def _conclude(self) -> Vector:
-        self._come_to_rest()
+        self._quiesce()
         self._coming.cancel()
         self._centre.close(self._replica.parameters()[:0])
         consensus = self._copy_of_weights()

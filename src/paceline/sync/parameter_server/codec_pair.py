@@ -12,11 +12,11 @@ from typing import Protocol
 
 import numpy as np
 
-from paceline.comm.wire import Codec, Feedback
+from paceline.comm.wire import Codec, ErrorFeedback
 from paceline.core.vectors import Vector
 
 
-class Channel(Protocol):
+class VectorCodec(Protocol):
     """One direction between two ranks; each end has its own."""
 
     def encode(self, vector: Vector, out: Vector) -> None:
@@ -26,7 +26,7 @@ class Channel(Protocol):
         """Write the vector that the bytes stand for."""
 
 
-class Plain:
+class IdentityCodec:
     """The vector as it is."""
 
     def encode(self, vector: Vector, out: Vector) -> None:
@@ -36,7 +36,7 @@ class Plain:
         out[:] = data.view(out.dtype)
 
 
-class Tracked:
+class DeltaCodec:
     """Differences from what the other end has got so far; both ends begin alike."""
 
     def __init__(self, codec: Codec, start: Vector) -> None:
@@ -55,11 +55,11 @@ class Tracked:
         out[:] = self._got
 
 
-class Update:
+class FeedbackCodec:
     """Updates; the sender's rounding error goes with its next one."""
 
     def __init__(self, codec: Codec, like: Vector) -> None:
-        self._codec, self._feedback = codec, Feedback(codec, like.size, like.dtype)
+        self._codec, self._feedback = codec, ErrorFeedback(codec, like.size, like.dtype)
         self.error = self._feedback.error
         """What rounding has kept back so far."""
 
@@ -70,17 +70,17 @@ class Update:
         self._codec.decode(data, out)
 
 
-class Lines:
+class CodecPair:
     """The two directions between a worker and a host, by what the rule pushes and answers."""
 
     def __init__(self, answers: str, codec: Codec | None, start: Vector) -> None:
-        self.push: Channel
-        self.pull: Channel
+        self.push: VectorCodec
+        self.pull: VectorCodec
         self.codec = codec
         self.nbytes = start.nbytes if codec is None else codec.nbytes(start.size)
         if codec is None:
-            self.push = self.pull = Plain()
+            self.push = self.pull = IdentityCodec()
         elif answers == "move":
-            self.push, self.pull = Tracked(codec, start), codec
+            self.push, self.pull = DeltaCodec(codec, start), codec
         else:
-            self.push, self.pull = Update(codec, start), Tracked(codec, start)
+            self.push, self.pull = FeedbackCodec(codec, start), DeltaCodec(codec, start)

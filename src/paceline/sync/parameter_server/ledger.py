@@ -10,7 +10,7 @@ from paceline.core.vectors import Vector
 _SAMPLES, _LOSS, _STOP, _UPDATES, _DEALT, _AGAIN, _SAVES, _QUIT, _LEFT_OUT, _COMMON = range(10)
 
 
-class Report(NamedTuple):
+class WorkerReport(NamedTuple):
     """What a worker tells: all of it since its last report."""
 
     samples: float = 0.0
@@ -34,7 +34,7 @@ class Report(NamedTuple):
     """Samples without a loss: those of rejected batches."""
 
 
-class News(NamedTuple):
+class LedgerReply(NamedTuple):
     """What a worker learns in return."""
 
     samples: float = 0.0
@@ -105,7 +105,9 @@ class Ledger:
             numbers[place] = saved[name]
         numbers[_COMMON : _COMMON + (numbers.size - _COMMON) // 2] = saved["updates"]
 
-    def enter(self, worker: int, report: Report, scale: Callable[[int], float]) -> News:
+    def enter(
+        self, worker: int, report: WorkerReport, scale: Callable[[int], float]
+    ) -> LedgerReply:
         """Take a report down; `scale` says by how much a push of some staleness counts."""
         common, seen = self._common, self._seen
         common[_SAMPLES] += report.samples
@@ -129,7 +131,7 @@ class Ledger:
         samples, loss, stop = common[:3].tolist()
         saves, quit, left_out = int(common[_SAVES]), bool(common[_QUIT]), float(common[_LEFT_OUT])
         dealt = (working, first, last, staleness, saves)
-        return News(samples, loss, stop > 0, *dealt, quit, factor, left_out)
+        return LedgerReply(samples, loss, stop > 0, *dealt, quit, factor, left_out)
 
     def _deal(self, wanted: int) -> tuple[int, int]:
         """The next batches; ever fewer towards the end, so that all workers end together."""

@@ -10,34 +10,39 @@ from typing import Any, Protocol
 from paceline.comm import World
 from paceline.core.vectors import Vector, cut
 from paceline.errors import ConfigError, WorldError
-from paceline.rules import State, Terms
-from paceline.sync.parameter_server.ledger import News, Report
+from paceline.rules import PushTerms, State
+from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
 from paceline.sync.parameter_server.node_centre import NodeCentre
 from paceline.sync.parameter_server.remote_centre import RemoteCentre
 from paceline.sync.parameter_server.roles import Roles, assign_roles, hosted_by_workers
-from paceline.sync.parameter_server.shard_server import Host
-from paceline.sync.parameter_server.worker_port import Direct, Distant, Parcel, Side
+from paceline.sync.parameter_server.shard_server import ShardServer
+from paceline.sync.parameter_server.worker_port import (
+    BufferedPort,
+    DistanceProbe,
+    InPlacePort,
+    WorkerPort,
+)
 from paceline.sync.saved import Keep, SavedCentre
 from paceline.sync.settings import Fail, abort
 
 __all__ = [
+    "BufferedPort",
     "Centre",
-    "Direct",
-    "Distant",
-    "News",
-    "Parcel",
-    "Report",
+    "DistanceProbe",
+    "InPlacePort",
+    "LedgerReply",
     "Roles",
     "SavedCentre",
-    "Side",
-    "find_centre",
-    "tags_of",
+    "WorkerPort",
+    "WorkerReport",
+    "message_tags",
+    "open_centre",
 ]
 
 _FIRST_TAG = 1000
 
 
-def tags_of(number: int) -> tuple[int, int, int]:
+def message_tags(number: int) -> tuple[int, int, int]:
     """For the exchange of that number: the tags of requests, replies and pushes to peers."""
     first = _FIRST_TAG + 3 * (number % _NUMBERS)
     return first, first + 1, first + 2
@@ -53,13 +58,13 @@ class Centre(Protocol):
     bytes_sent: int
     """To the centre and back, by this worker."""
 
-    def report(self, report: Report) -> News:
+    def report(self, report: WorkerReport) -> LedgerReply:
         """Tell the ledger, and hear from it."""
 
-    def meet(self, report: Report, terms: Terms, side: Side) -> News:
+    def push_pull(self, report: WorkerReport, terms: PushTerms, side: WorkerPort) -> LedgerReply:
         """One exchange of this worker with the centre."""
 
-    def look(self, out: Vector) -> None:
+    def read_into(self, out: Vector) -> None:
         """Copy the centre as it is now."""
 
     def save(self, number: int) -> None:
@@ -69,10 +74,10 @@ class Centre(Protocol):
         """What this rank holds of it, and is asked to save, goes there; maybe from a thread."""
 
     @property
-    def carried(self) -> State:
+    def residuals(self) -> State:
         """What goes over from one exchange to the next beside the centre: live arrays."""
 
-    def farewell(self, quit: bool = False) -> None:
+    def sign_off(self, quit: bool = False) -> None:
         """This worker will not ask again; with `quit`, since the run is to go on later."""
 
     def abandon(self) -> None:
@@ -82,7 +87,7 @@ class Centre(Protocol):
         """The last state of the centre, on every rank; all come here together."""
 
 
-def find_centre(
+def open_centre(
     world: World,
     rule: Any,
     servers: int | None,
@@ -120,7 +125,7 @@ def _reach(
     saved: SavedCentre | None,
     fail: Fail,
 ) -> Centre:
-    tags = tags_of(number)[:2]
+    tags = message_tags(number)[:2]
     host = None
     if saved is not None:
         weights = saved.centre
@@ -129,7 +134,7 @@ def _reach(
         piece = cut(weights.size, len(roles.hosts))[roles.hosts.index(world.rank)]
         on_error = partial(_end_all, world, fail)
         own = (saved, piece) if saved is not None else None
-        host = Host(world, rule, weights[piece], roles.workers, batches, tags, on_error, own)
+        host = ShardServer(world, rule, weights[piece], roles.workers, batches, tags, on_error, own)
     return RemoteCentre(world, rule, weights, roles, tags, host)
 
 
@@ -147,7 +152,7 @@ def _check_wire(rule: Any, world: World) -> None:
 
 
 def _check_threads(world: World, roles: Roles) -> None:
-    if world.rank in roles.workers and not world.threads_may_talk:
+    if world.rank in roles.workers and not world.thread_multiple:
         raise ConfigError(
             "this MPI lets one thread talk at a time, so a worker cannot hold a piece of the "
             "centre; set rule.servers=1"

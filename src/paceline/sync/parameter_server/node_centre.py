@@ -11,9 +11,9 @@ import numpy as np
 from paceline.comm import NodeMemory, World
 from paceline.core.vectors import ALIGNMENT_BYTES, Vector
 from paceline.errors import WorldError
-from paceline.rules import State, Terms
-from paceline.sync.parameter_server.ledger import Ledger, News, Report
-from paceline.sync.parameter_server.worker_port import Side
+from paceline.rules import PushTerms, State
+from paceline.sync.parameter_server.ledger import Ledger, LedgerReply, WorkerReport
+from paceline.sync.parameter_server.worker_port import WorkerPort
 from paceline.sync.saved import Keep, SavedCentre, join_states, pack
 
 CHUNK_ELEMENTS = 64 * 1024
@@ -45,7 +45,7 @@ class NodeCentre:
         self._world, self._rule, self._worker = world, rule, worker
         self._pieces = _chunks(weights.size)
         sizes = [piece.stop - piece.start for piece in self._pieces]
-        states = [rule.begin_centre(size, weights.dtype) for size in sizes]
+        states = [rule.init_centre(size, weights.dtype) for size in sizes]
         numbers = np.zeros(Ledger.size(world.size))
         if saved is not None:
             weights = saved.centre
@@ -64,13 +64,13 @@ class NodeCentre:
         self._keep: Keep | None = None
         world.barrier()
 
-    def report(self, report: Report) -> News:
+    def report(self, report: WorkerReport) -> LedgerReply:
         """Tell the ledger, and hear from it."""
-        self._world.check()
+        self._world.raise_if_failed()
         with self._memory.hold(_LEDGER_LOCK):
-            return self._ledger.enter(self._worker, report, self._rule.scale)
+            return self._ledger.enter(self._worker, report, self._rule.staleness_weight)
 
-    def meet(self, report: Report, terms: Terms, side: Side) -> News:
+    def push_pull(self, report: WorkerReport, terms: PushTerms, side: WorkerPort) -> LedgerReply:
         """One exchange of this worker with the centre."""
         news = self.report(report)
         terms = terms._replace(scale=news.scale)
@@ -80,26 +80,28 @@ class NodeCentre:
             self._trade(index, report.push, pull, terms, side)
         return news
 
-    def _trade(self, index: int, push: bool, pull: bool, terms: Terms, side: Side) -> None:
+    def _trade(
+        self, index: int, push: bool, pull: bool, terms: PushTerms, side: WorkerPort
+    ) -> None:
         piece, state = self._pieces[index], self._states[index]
         centre = self._centre[piece]
         sent, reply = self._scratch[:, : centre.size]
         if push and pull and terms.scale and self._trades:
             with self._memory.hold(1 + index):
-                self._trades = side.trade(piece, centre, terms, sent)
+                self._trades = side.exchange_in_place(piece, centre, terms, sent)
             if self._trades:
                 return
         if push:
-            side.give(piece, terms, sent)
+            side.write_push(piece, terms, sent)
         with self._memory.hold(1 + index):
             if push and terms.scale:
                 self._rule.absorb(sent, centre, state, terms)
-            if pull and self._rule.answers == "centre":
+            if pull and self._rule.reply_kind == "centre":
                 reply[:] = centre
         if pull:
-            side.take(piece, reply if self._rule.answers == "centre" else sent)
+            side.accept_reply(piece, reply if self._rule.reply_kind == "centre" else sent)
 
-    def look(self, out: Vector) -> None:
+    def read_into(self, out: Vector) -> None:
         """Copy the centre as it is now, each chunk whole."""
         for index, piece in enumerate(self._pieces):
             with self._memory.hold(1 + index):
@@ -117,11 +119,11 @@ class NodeCentre:
         self._keep = keep
 
     @property
-    def carried(self) -> State:
+    def residuals(self) -> State:
         """Nothing is rounded."""
         return {}
 
-    def farewell(self, quit: bool = False) -> None:
+    def sign_off(self, quit: bool = False) -> None:
         """This worker will not ask again."""
 
     def abandon(self) -> None:
@@ -130,7 +132,7 @@ class NodeCentre:
     def close(self, out: Vector) -> None:
         """The last state of the centre, on every rank; all come here together."""
         self._world.barrier()
-        self.look(out)
+        self.read_into(out)
         self._memory.close()
         del self._ledger, self._centre, self._states  # the last views of the memory
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from paceline.comm import Buffer
 from paceline.core.vectors import Vector, aligned_zeros
-from paceline.rules import Terms
-from paceline.sync.parameter_server.ledger import News, Report
+from paceline.rules import PushTerms
+from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
 
 REPORT, MEET, TRADE, LOOK, SAVE, FAREWELL = range(6)
 """Kinds of requests: to the ledger, to ledger and centre, to the centre; for a copy; to save; the
@@ -41,28 +41,28 @@ class Packet:
         """The payload as a vector that is sent as it is."""
         return self.payload[: size * np.dtype(dtype).itemsize].view(dtype)
 
-    def ask(self, kind: int, report: Report, terms: Terms) -> None:
+    def ask(self, kind: int, report: WorkerReport, terms: PushTerms) -> None:
         """Write the head of a request."""
         self._head[: 1 + len(report) + len(terms)] = kind, *report, *terms
 
-    def asked(self) -> tuple[int, Report, Terms]:
+    def asked(self) -> tuple[int, WorkerReport, PushTerms]:
         """Read the head of a request."""
         kind, *fields = self._head.tolist()
-        report, terms = fields[: len(Report._fields)], fields[len(Report._fields) :]
-        return int(kind), Report(*report), Terms(*terms[: len(Terms._fields)])
+        report, terms = fields[: len(WorkerReport._fields)], fields[len(WorkerReport._fields) :]
+        return int(kind), WorkerReport(*report), PushTerms(*terms[: len(PushTerms._fields)])
 
-    def answer(self, news: News) -> None:
+    def answer(self, news: LedgerReply) -> None:
         """Write the head of a reply."""
         self._head[: len(news)] = news
 
-    def answered(self) -> News:
+    def answered(self) -> LedgerReply:
         """Read the head of a reply."""
         samples, loss, stop, *counts, quit, scale, left_out = self._head[
-            : len(News._fields)
+            : len(LedgerReply._fields)
         ].tolist()
         working, first, last, staleness, saves = map(int, counts)
         dealt = (working, first, last, staleness, saves)
-        return News(samples, loss, stop > 0, *dealt, quit > 0, scale, left_out)
+        return LedgerReply(samples, loss, stop > 0, *dealt, quit > 0, scale, left_out)
 
     def note(self, value: float) -> None:
         """Write a single number as the head."""

@@ -11,13 +11,13 @@ from paceline.comm import Pending, World, wait_until
 from paceline.comm.wire import make_codec
 from paceline.core.vectors import Vector, cut
 from paceline.errors import Interrupted, WorldError
-from paceline.rules import State, Terms
-from paceline.sync.parameter_server.codec_pair import Lines, Update
-from paceline.sync.parameter_server.ledger import News, Report
+from paceline.rules import PushTerms, State
+from paceline.sync.parameter_server.codec_pair import CodecPair, FeedbackCodec
+from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
 from paceline.sync.parameter_server.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, TRADE, Packet
 from paceline.sync.parameter_server.roles import Roles
-from paceline.sync.parameter_server.shard_server import Host
-from paceline.sync.parameter_server.worker_port import Side
+from paceline.sync.parameter_server.shard_server import ShardServer
+from paceline.sync.parameter_server.worker_port import WorkerPort
 from paceline.sync.saved import Keep
 
 
@@ -36,7 +36,7 @@ class RemoteCentre:
         weights: Vector,
         roles: Roles,
         tags: tuple[int, int],
-        host: Host | None,
+        host: ShardServer | None,
     ) -> None:
         self._world, self._rule, self._hosts, self._host = world, rule, roles.hosts, host
         self._tags, self._works = tags, world.rank in roles.workers
@@ -45,20 +45,20 @@ class RemoteCentre:
         if not self._works:
             return
         codec = make_codec(rule.wire, weights.dtype)
-        self._lines = [Lines(rule.answers, codec, weights[piece]) for piece in self._pieces]
+        self._lines = [CodecPair(rule.reply_kind, codec, weights[piece]) for piece in self._pieces]
         largest = max(piece.stop - piece.start for piece in self._pieces)
         rooms = [max(largest * weights.itemsize, line.nbytes) for line in self._lines]
         self._requests = [Packet(room) for room in rooms]
         self._replies = [Packet(room) for room in rooms]
         self._scratch = np.empty(largest, weights.dtype)
 
-    def report(self, report: Report) -> News:
+    def report(self, report: WorkerReport) -> LedgerReply:
         """Tell the ledger, and hear from it."""
-        self._requests[0].ask(REPORT, report, Terms())
+        self._requests[0].ask(REPORT, report, PushTerms())
         self._travel([0], [0])
         return self._replies[0].answered()
 
-    def meet(self, report: Report, terms: Terms, side: Side) -> News:
+    def push_pull(self, report: WorkerReport, terms: PushTerms, side: WorkerPort) -> LedgerReply:
         """One exchange of this worker with the centre."""
         told = self.report(report) if len(self._hosts) > 1 else None
         if told is not None:
@@ -73,36 +73,40 @@ class RemoteCentre:
                 self._take(at, side)
         return news
 
-    def _fill(self, at: int, kind: int, report: Report, terms: Terms, side: Side) -> int:
+    def _fill(
+        self, at: int, kind: int, report: WorkerReport, terms: PushTerms, side: WorkerPort
+    ) -> int:
         """Write the request to one host; how many bytes of payload it has."""
         request, lines, piece = self._requests[at], self._lines[at], self._pieces[at]
         request.ask(kind, report, terms)
         if not report.push:
             return 0
         if lines.codec is None:
-            side.give(piece, terms, request.vector(piece.stop - piece.start, self._scratch.dtype))
+            side.write_push(
+                piece, terms, request.vector(piece.stop - piece.start, self._scratch.dtype)
+            )
         else:
             sent = self._scratch[: piece.stop - piece.start]
-            side.give(piece, terms, sent)
+            side.write_push(piece, terms, sent)
             lines.push.encode(sent, request.payload[: lines.nbytes])
         return lines.nbytes
 
-    def _take(self, at: int, side: Side) -> None:
+    def _take(self, at: int, side: WorkerPort) -> None:
         """Hand one host's answer to the worker."""
         reply, lines, piece = self._replies[at], self._lines[at], self._pieces[at]
         self.bytes_sent += lines.nbytes
         if lines.codec is None:
-            side.take(piece, reply.vector(piece.stop - piece.start, self._scratch.dtype))
+            side.accept_reply(piece, reply.vector(piece.stop - piece.start, self._scratch.dtype))
         else:
             got = self._scratch[: piece.stop - piece.start]
             lines.pull.decode(reply.payload[: lines.nbytes], got)
-            side.take(piece, got)
+            side.accept_reply(piece, got)
 
-    def look(self, out: Vector) -> None:
+    def read_into(self, out: Vector) -> None:
         """Copy the centre as it is now, each host's piece whole."""
         everywhere = range(len(self._hosts))
         for at in everywhere:
-            self._requests[at].ask(LOOK, Report(), Terms())
+            self._requests[at].ask(LOOK, WorkerReport(), PushTerms())
         self._travel(everywhere, [0] * len(self._hosts))
         for at, piece in enumerate(self._pieces):
             out[piece] = self._replies[at].vector(piece.stop - piece.start, out.dtype)
@@ -113,7 +117,7 @@ class RemoteCentre:
             return
         everywhere = range(len(self._hosts))
         for at in everywhere:
-            self._requests[at].ask(SAVE, Report(samples=number), Terms())
+            self._requests[at].ask(SAVE, WorkerReport(samples=number), PushTerms())
         self._travel(everywhere, [0] * len(self._hosts))
 
     def on_save(self, keep: Keep) -> None:
@@ -122,19 +126,19 @@ class RemoteCentre:
             self._host.keep = keep
 
     @property
-    def carried(self) -> State:
+    def residuals(self) -> State:
         """What rounding has still to bring to the hosts."""
         if not self._works:
             return {}
         errors = ((at, lines.push) for at, lines in enumerate(self._lines))
-        return {str(at): push.error for at, push in errors if isinstance(push, Update)}
+        return {str(at): push.error for at, push in errors if isinstance(push, FeedbackCodec)}
 
-    def farewell(self, quit: bool = False) -> None:
+    def sign_off(self, quit: bool = False) -> None:
         """This worker will not ask again."""
         pending = []
         for host, request in zip(self._hosts, self._requests, strict=True):
-            request.ask(FAREWELL, Report(quit=quit), Terms())
-            pending.append(self._world.dispatch(request.filled(0), host, self._tags[0]))
+            request.ask(FAREWELL, WorkerReport(quit=quit), PushTerms())
+            pending.append(self._world.isend(request.filled(0), host, self._tags[0]))
         self._wait_for(pending)
 
     def abandon(self) -> None:
@@ -159,12 +163,12 @@ class RemoteCentre:
         pending: list[Pending] = []
         for at in hosts:
             pending.append(
-                self._world.expect(self._replies[at].room, self._hosts[at], self._tags[1])
+                self._world.irecv(self._replies[at].room, self._hosts[at], self._tags[1])
             )
         for at, nbytes in zip(hosts, filled, strict=True):
             sent = self._requests[at].filled(nbytes)
             self.bytes_sent += sent.nbytes
-            pending.append(self._world.dispatch(sent, self._hosts[at], self._tags[0]))
+            pending.append(self._world.isend(sent, self._hosts[at], self._tags[0]))
         self._wait_for(pending)
 
     def _wait_for(self, pending: Sequence[Pending]) -> None:

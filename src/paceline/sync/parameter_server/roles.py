@@ -33,7 +33,7 @@ def assign_roles(world: World, servers: int | None) -> Roles:
 
     All ranks ask together. Rank 0 always trains: it leads.
     """
-    nodes = sorted(set(world.share(world.node_ranks)))
+    nodes = sorted(set(world.allgather_values(world.node_ranks)))
     everyone = tuple(range(world.size))
     reason = "as rule.servers says"
     if servers is None:

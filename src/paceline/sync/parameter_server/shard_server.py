@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from paceline.comm import Patience, Pending, World
+from paceline.comm import Backoff, Pending, World
 from paceline.comm.wire import make_codec
 from paceline.core.vectors import Vector
 from paceline.errors import WorldError
-from paceline.rules import Terms
-from paceline.sync.parameter_server.codec_pair import Lines
-from paceline.sync.parameter_server.ledger import Ledger, News, Report
+from paceline.rules import PushTerms
+from paceline.sync.parameter_server.codec_pair import CodecPair
+from paceline.sync.parameter_server.ledger import Ledger, LedgerReply, WorkerReport
 from paceline.sync.parameter_server.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, Packet
 from paceline.sync.saved import Keep, SavedCentre, pack
 
@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 0.002
 """How often a host that nobody asks looks for requests: 1 to 2 % of a core."""
 
 
-class Host:
+class ShardServer:
     """Answers the workers' requests in a thread of its own until each has said farewell.
 
     A receive is posted for every worker before it can ask; a worker asks again only when it has its
@@ -51,7 +51,7 @@ class Host:
         self.quit = False
         """The workers said farewell since the run is to go on later."""
         self._world, self._rule, self._workers, self._tags = world, rule, workers, tags
-        self._state = rule.begin_centre(start.size, start.dtype) if start.size else {}
+        self._state = rule.init_centre(start.size, start.dtype) if start.size else {}
         numbers = np.zeros(Ledger.size(len(workers)))
         if saved is not None:
             self._state = saved[0].piece_of_state(saved[1], self._state)
@@ -60,7 +60,7 @@ class Host:
         self._ledger = Ledger(numbers, len(workers), batches, again)
         self._sent, self._kept = np.empty_like(start), np.empty_like(start)
         codec = make_codec(rule.wire, start.dtype)
-        self._lines = [Lines(rule.answers, codec, start) for _ in workers]
+        self._lines = [CodecPair(rule.reply_kind, codec, start) for _ in workers]
         room = max(start.nbytes, self._lines[0].nbytes)
         self._requests = [Packet(room) for _ in workers]
         self._replies = [Packet(room) for _ in workers]
@@ -91,13 +91,13 @@ class Host:
     def _world_has_failed(self) -> bool:
         """Whether another rank has failed, which says so itself."""
         try:
-            self._world.check()
+            self._world.raise_if_failed()
         except WorldError:
             return True
         return False
 
     def _serve(self) -> None:
-        patience = Patience(_LOOK_EVERY_S)
+        patience = Backoff(_LOOK_EVERY_S)
         replies: list[Pending] = []
         while not self._abandoned and (replies or any(self._expected)):
             asking = [at for at, ask in enumerate(self._expected) if self._may_answer(at, ask)]
@@ -113,7 +113,7 @@ class Host:
         return self.keep is not None or self._requests[worker].asked()[0] != SAVE
 
     def _expect(self, worker: int) -> None:
-        self._expected[worker] = self._world.expect(
+        self._expected[worker] = self._world.irecv(
             self._requests[worker].room, self._workers[worker], self._tags[0]
         )
 
@@ -125,11 +125,11 @@ class Host:
             return None
         reply, filled = self._replies[worker], 0
         if kind in (REPORT, MEET):
-            news = self._ledger.enter(worker, report, self._rule.scale)
+            news = self._ledger.enter(worker, report, self._rule.staleness_weight)
             terms = terms._replace(scale=news.scale)
             reply.answer(news)
         else:
-            reply.answer(News(scale=terms.scale))
+            reply.answer(LedgerReply(scale=terms.scale))
         if kind == LOOK:
             reply.vector(self.centre.size, self.centre.dtype)[:] = self.centre
             filled = self.centre.nbytes
@@ -139,9 +139,9 @@ class Host:
         elif kind != REPORT:
             filled = self._trade(worker, report, terms)
         self._expect(worker)  # before the worker has its answer and may ask again
-        return self._world.dispatch(reply.filled(filled), self._workers[worker], self._tags[1])
+        return self._world.isend(reply.filled(filled), self._workers[worker], self._tags[1])
 
-    def _trade(self, worker: int, report: Report, terms: Terms) -> int:
+    def _trade(self, worker: int, report: WorkerReport, terms: PushTerms) -> int:
         """Let a push move the centre and write the answer; how many bytes it has."""
         lines, sent = self._lines[worker], self._sent
         if report.push:
@@ -151,7 +151,7 @@ class Host:
         if not (report.pull or not terms.scale):
             return 0
         reply = self._replies[worker].payload[: lines.nbytes]
-        if self._rule.answers == "centre":
+        if self._rule.reply_kind == "centre":
             lines.pull.encode(self.centre, reply)
             return lines.nbytes
         lines.pull.encode(sent, reply)

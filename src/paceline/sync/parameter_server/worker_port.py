@@ -11,23 +11,25 @@ from typing import Any, Protocol
 import numpy as np
 
 from paceline.core.vectors import Vector
-from paceline.rules import CentreRule, State, Terms
+from paceline.rules import CentreRule, PushTerms, State
 
 
-class Side(Protocol):
+class WorkerPort(Protocol):
     """What the centre asks of a worker."""
 
-    def give(self, piece: slice, terms: Terms, out: Vector) -> None:
+    def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
         """Write what it pushes."""
 
-    def take(self, piece: slice, reply: Vector) -> None:
+    def accept_reply(self, piece: slice, reply: Vector) -> None:
         """Take the answer to a pull."""
 
-    def trade(self, piece: slice, centre: Vector, terms: Terms, out: Vector) -> bool:
+    def exchange_in_place(
+        self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
+    ) -> bool:
         """Give, let the centre move and take, all at once if there is such a way."""
 
 
-class Direct:
+class InPlacePort:
     """A worker that waits for its exchange: pieces go straight from and to its replica."""
 
     def __init__(self, rule: CentreRule, weights: Vector, state: State) -> None:
@@ -35,18 +37,20 @@ class Direct:
         self.at = weights
         """The replica as it was when it asked."""
 
-    def give(self, piece: slice, terms: Terms, out: Vector) -> None:
-        self._rule.outgoing(self._weights[piece], _cut(self._state, piece), terms, out)
+    def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
+        self._rule.make_push(self._weights[piece], _cut(self._state, piece), terms, out)
 
-    def take(self, piece: slice, reply: Vector) -> None:
+    def accept_reply(self, piece: slice, reply: Vector) -> None:
         weights = self._weights[piece]
-        self._rule.incoming(reply, weights, weights, _cut(self._state, piece))
+        self._rule.apply_reply(reply, weights, weights, _cut(self._state, piece))
 
-    def trade(self, piece: slice, centre: Vector, terms: Terms, out: Vector) -> bool:
-        return self._rule.trade(self._weights[piece], centre, terms, out)
+    def exchange_in_place(
+        self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
+    ) -> bool:
+        return self._rule.exchange_in_place(self._weights[piece], centre, terms, out)
 
 
-class Parcel:
+class BufferedPort:
     """A worker that goes on computing: what it sends and gets is kept until it comes back to it."""
 
     def __init__(self, rule: CentreRule, weights: Vector, state: State) -> None:
@@ -55,49 +59,53 @@ class Parcel:
         self.at = np.empty_like(weights)
         self._answered = False
 
-    def pack(self, push: bool, terms: Terms) -> None:
+    def pack(self, push: bool, terms: PushTerms) -> None:
         """Keep the replica as it is now, and what is pushed of it."""
         self.at[:] = self._weights
         self._answered = False
         if push:
-            self._rule.outgoing(self._weights, self._state, terms, self._sent)
+            self._rule.make_push(self._weights, self._state, terms, self._sent)
 
-    def give(self, piece: slice, terms: Terms, out: Vector) -> None:
+    def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
         out[:] = self._sent[piece]
 
-    def take(self, piece: slice, reply: Vector) -> None:
+    def accept_reply(self, piece: slice, reply: Vector) -> None:
         self._reply[piece] = reply
         self._answered = True
 
-    def trade(self, piece: slice, centre: Vector, terms: Terms, out: Vector) -> bool:
+    def exchange_in_place(
+        self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
+    ) -> bool:
         return False  # the replica is not to be touched now
 
     def unpack(self) -> None:
         """Let the answer, if there is one, move the replica, which has gone on meanwhile."""
         if self._answered:
-            self._rule.incoming(self._reply, self.at, self._weights, self._state)
+            self._rule.apply_reply(self._reply, self.at, self._weights, self._state)
 
 
-class Distant:
+class DistanceProbe:
     """Measures, around another side, how far the replica was from the centre."""
 
-    def __init__(self, side: Direct | Parcel, rule: CentreRule) -> None:
+    def __init__(self, side: InPlacePort | BufferedPort, rule: CentreRule) -> None:
         self._side, self._rule = side, rule
         self._squared, self._force, self._answered = 0.0, 1.0, False
 
-    def give(self, piece: slice, terms: Terms, out: Vector) -> None:
+    def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
         self._force = terms.force
-        self._side.give(piece, terms, out)
+        self._side.write_push(piece, terms, out)
 
-    def take(self, piece: slice, reply: Vector) -> None:
-        if self._rule.answers == "move":
+    def accept_reply(self, piece: slice, reply: Vector) -> None:
+        if self._rule.reply_kind == "move":
             self._add(reply, self._force)
         else:
             self._add(reply - self._side.at[piece])
-        self._side.take(piece, reply)
+        self._side.accept_reply(piece, reply)
 
-    def trade(self, piece: slice, centre: Vector, terms: Terms, out: Vector) -> bool:
-        traded = self._side.trade(piece, centre, terms, out)
+    def exchange_in_place(
+        self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
+    ) -> bool:
+        traded = self._side.exchange_in_place(piece, centre, terms, out)
         if traded:
             self._add(out, terms.force)
         return traded

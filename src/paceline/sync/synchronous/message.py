@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from paceline.comm import World
-from paceline.comm.allreduce.coded import VectorSum
+from paceline.comm.allreduce.coded import VectorAllreduce
 from paceline.core.vectors import ALIGNMENT_BYTES, Vector
 from paceline.errors import WorldError
 from paceline.observe import Stopwatch
 
-_WEIGHT, _HIGH, _LOW, _MORE, _STOP, _SAVE, _QUIT, _EARLY, _NUMBER, _FIELDS = range(10)
+_WEIGHT, _HIGH, _LOW, _MORE, _STOP, _SAVE, _QUIT, _SAVE_ONLY, _NUMBER, _FIELDS = range(10)
 _SPLIT = 4096  # a float32 counts to 16 million; two of them count all samples of an epoch
 
 
-class Part(NamedTuple):
+class Contribution(NamedTuple):
     """What one rank brings to a step."""
 
     samples: float = 0
@@ -33,7 +33,7 @@ class Part(NamedTuple):
     """It was told to end: all are to save, and leave."""
 
 
-class Meeting(NamedTuple):
+class StepOutcome(NamedTuple):
     """What all ranks know after an exchange."""
 
     samples: int
@@ -52,15 +52,15 @@ class Meeting(NamedTuple):
     """And then to leave."""
     rejected: bool = False
     """This rank's gradients were not finite, and were left out where they were not."""
-    put_off: bool = False
+    deferred: bool = False
     """Somebody came only to save: nothing was merged, and who came to merge meets again."""
 
     @property
-    def pauses(self) -> bool:
+    def wants_pause(self) -> bool:
         return self.save or self.quit
 
 
-class Message:
+class StepMessage:
     """Memory for a vector and its head, and the way it goes.
 
     The head has weight, samples, whether there are more batches, whether to stop, to save, to quit,
@@ -84,20 +84,20 @@ class Message:
         self.bytes_sent = 0
         """By this rank, where an all-reduce sends no more than it must."""
 
-    def travel(
+    def sum_over_ranks(
         self,
-        part: Part,
+        part: Contribution,
         watch: Stopwatch,
         size: int | None = None,
-        coded: VectorSum | None = None,
-        early: bool = False,
-    ) -> Meeting:
+        coded: VectorAllreduce | None = None,
+        save_only: bool = False,
+    ) -> StepOutcome:
         """Sum flags and vector (or its first `size` elements) over all ranks, in place.
 
         A rank that is `early` came only to save: then the sum is worth nothing.
         """
         high, low = divmod(part.samples, _SPLIT)
-        wishes = part.more, part.stop, part.save, part.quit, early
+        wishes = part.more, part.stop, part.save, part.quit, save_only
         self._fields[:] = part.weight, high, low, *wishes, self._number
         vector = self.vector[:size]
         watch.lap("compute")
@@ -106,7 +106,7 @@ class Message:
         head = self._all.size - self.vector.size
         self._sum(self._all[: head if coded else head + vector.size])
         meeting = self._read_head()
-        if coded and meeting.put_off:
+        if coded and meeting.deferred:
             return meeting
         if coded and meeting.weight:
             self.bytes_sent += coded.all_reduce(vector)
@@ -123,19 +123,19 @@ class Message:
         others = self._world.size - 1
         self.bytes_sent += 2 * others * sent.nbytes // self._world.size
 
-    def _read_head(self) -> Meeting:
-        weight, high, low, more, stop, save, quit, early, number = self._fields.tolist()
+    def _read_head(self) -> StepOutcome:
+        weight, high, low, more, stop, save, quit, save_only, number = self._fields.tolist()
         if number != self._number * self._world.size:
             raise WorldError(
                 "the ranks meet in different keep_pace blocks; let every rank take the same steps "
                 "with each of its models"
             )
-        return Meeting(
+        return StepOutcome(
             int(high * _SPLIT + low),
             weight,
             more > 0,
             stop > 0,
             save=save > 0,
             quit=quit > 0,
-            put_off=early > 0,
+            deferred=save_only > 0,
         )

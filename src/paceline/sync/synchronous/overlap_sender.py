@@ -43,7 +43,7 @@ def _cut(layout: Layout, longest: int) -> Iterator[Bucket]:
             stop, members = start, []
 
 
-class Courier:
+class OverlapSender:
     """Takes buckets to the other nodes one by one, always in the same order, from a thread.
 
     A bucket is handed in when all its gradients have arrived, if that was announced, and in any
@@ -65,12 +65,12 @@ class Courier:
         if threaded:
             self._thread.start()
 
-    def announce(self) -> None:
+    def last_backward(self) -> None:
         """The gradients that come now are the last ones before the step."""
         if self._thread.is_alive():
             self._missing = [len(bucket.entries) for bucket in self._buckets]
 
-    def arrived(self, entry: int) -> None:
+    def gradient_ready(self, entry: int) -> None:
         """A gradient is in its place."""
         if self._missing is None:
             return

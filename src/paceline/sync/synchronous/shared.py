@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.comm import World, wait_until
-from paceline.comm.allreduce.coded import CodedSum
+from paceline.comm.allreduce.coded import CompressedAllreduce
 from paceline.comm.nodes import nodes_of
 from paceline.comm.wire import make_codec
 from paceline.core.vectors import Layout, Vector, copy_vectors, fill_vectors, is_finite
@@ -17,17 +17,17 @@ from paceline.errors import TrainingError, WorldError
 from paceline.observe import Stopwatch
 from paceline.rules import BSP
 from paceline.rules.mean import add_up, weigh
-from paceline.sync.settings import Frame
+from paceline.sync.settings import ExchangeContext
 from paceline.sync.synchronous.gradients import GradientExchange
-from paceline.sync.synchronous.message import Meeting, Part
-from paceline.sync.synchronous.overlap_sender import Bucket, Courier, cut_buckets
+from paceline.sync.synchronous.message import Contribution, StepOutcome
+from paceline.sync.synchronous.overlap_sender import Bucket, OverlapSender, cut_buckets
 from paceline.sync.synchronous.shared_buffers import (
     FIELDS,
     NUMBER,
     REJECTED,
     SQUARES,
     WEIGHT,
-    Room,
+    SharedBuffers,
     spread_spots,
 )
 
@@ -36,7 +36,7 @@ _COURIER_PATIENCE_S = 200e-6
 _log = logging.getLogger("paceline.training")
 
 
-class SharedExchange:
+class SharedParametersExchange:
     """Averages gradients and takes the step, on one copy of the parameters for each node.
 
     Every rank writes its gradients into memory that its node sees, with a short head. A barrier;
@@ -48,23 +48,23 @@ class SharedExchange:
     the optimizer steps on those that are back while others are on their way.
     """
 
-    free, works, alike, checks_gradients = False, True, True, True
+    asynchronous, trains, replicas_stay_equal, filters_nonfinite = False, True, True, True
 
-    def __init__(self, world: World, replica: Any, rule: BSP, frame: Frame) -> None:
+    def __init__(self, world: World, replica: Any, rule: BSP, frame: ExchangeContext) -> None:
         self._world, self._replica, self._rule = world, replica, rule
         self._number, self._clip_norm = frame.number, frame.clip_norm
         self._nodes = nodes_of(world)
-        self._neighbours, self._rank = self._nodes.neighbours, self._nodes.neighbours.rank
+        self._local, self._rank = self._nodes.local, self._nodes.local.rank
         layout: Layout = replica.layout
-        self._room = Room(world, layout, self._neighbours.size, replica.state_names())
-        replica.rehome(self._room.parameters, self._room.gradients[self._rank])
-        self._neighbours.barrier()  # all have written the same values
+        self._buffers = SharedBuffers(world, layout, self._local.size, replica.slot_names())
+        replica.rehome(self._buffers.parameters, self._buffers.gradients[self._rank])
+        self._local.barrier()  # all have written the same values
         far = self._nodes.count > 1
         whole = [Bucket(slice(0, layout.size), tuple(range(len(layout.entries))))]
         self._buckets = cut_buckets(layout) if far else whole
         self._pieces = [self._own(bucket.piece) for bucket in self._buckets]
         self._optimizer = replica.slice_optimizer(
-            self._room.parameters, self._pieces, self._room.states
+            self._buffers.parameters, self._pieces, self._buffers.states
         )
         self._summed: Vector = np.empty(0, layout.dtype)
         """The sums of this rank's pieces, where they must be known before the step."""
@@ -74,34 +74,36 @@ class SharedExchange:
             for piece, end in zip(self._pieces, ends, strict=True)
             if _length(piece)
         }
-        if far and self._neighbours.size == 1:  # a rank alone on its node sums in place
-            self._summed = self._room.gradients[0]
+        if far and self._local.size == 1:  # a rank alone on its node sums in place
+            self._summed = self._buffers.gradients[0]
             self._starts = {start: start for start in self._starts}
         elif far or frame.clip_norm is not None:
             self._summed = np.zeros(sum(map(_length, self._pieces)), layout.dtype)
-        self._sums: list[CodedSum] | None = None
+        self._sums: list[CompressedAllreduce] | None = None
         self._heads_across = self._nodes.beside
-        if self._heads_across is not None and world.threads_may_talk:
-            self._heads_across.patience_s = _COURIER_PATIENCE_S  # the courier is at work meanwhile
+        if self._heads_across is not None and world.thread_multiple:
+            self._heads_across.poll_interval_s = (
+                _COURIER_PATIENCE_S  # the courier is at work meanwhile
+            )
         # A communicator of its own: another exchange's courier may be on its way at the same time.
-        self._across = self._nodes.across.split(0) if self._nodes.across is not None else None
+        self._cross = self._nodes.cross.split(0) if self._nodes.cross is not None else None
         self._courier = self._make_courier(rule) if far else None
         self._weight_of: Callable[[], float] | None = None
         self._announced = False
         self._ends = [
-            replica.catch_gradients(self._arrived if self._courier else None),
-            replica.show_whole_state(self._optimizer),
+            replica.on_gradient(self._arrived if self._courier else None),
+            replica.expose_whole_state(self._optimizer),
         ]
         self._watched = spread_spots(layout)
         self._seen = self._look()
         self._steps = self._rounds = 0
         self.bytes_sent = 0
 
-    def announce(self, weight: float) -> None:
+    def last_backward(self, weight: float) -> None:
         """Gradients of this weight come now, and then the step: they may travel at once."""
         if self._courier is not None:
-            self._room.heads[self._rank, WEIGHT] = weight
-            self._courier.announce()
+            self._buffers.heads[self._rank, WEIGHT] = weight
+            self._courier.last_backward()
             self._announced = True
 
     def announce_each(self, weight_of: Callable[[], float]) -> None:
@@ -111,10 +113,10 @@ class SharedExchange:
     def _arrived(self, entry: int) -> None:
         assert self._courier is not None
         if self._weight_of is not None and not self._announced:
-            self.announce(self._weight_of())
-        self._courier.arrived(entry)
+            self.last_backward(self._weight_of())
+        self._courier.gradient_ready(entry)
 
-    def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+    def before_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
         """Sum the gradients, and take the step."""
         if self._look() != self._seen:
             raise TrainingError(
@@ -125,7 +127,7 @@ class SharedExchange:
                 "share: false"
             )
         _, present = self._replica.collect_gradients()
-        head = self._room.heads[self._rank]
+        head = self._buffers.heads[self._rank]
         self._steps += 1
         wishes = part.more, part.stop, part.save, part.quit
         head[:SQUARES] = part.weight, part.samples, *wishes, self._mark()
@@ -133,23 +135,23 @@ class SharedExchange:
         watch.lap("compute")
         if self._courier is not None:
             self._courier.hand_in_rest()
-        self._neighbours.barrier()
+        self._local.barrier()
         watch.lap("wait")
         totals = self._agree(watch)
         if self._courier is not None:
             self._courier.finish()
             self._announced = False
             self._rounds += 1
-        self._neighbours.barrier()
+        self._local.barrier()
         watch.lap("communication")
         if totals is None:
-            totals = self._room.told.copy()
+            totals = self._buffers.head_sum.copy()
             self._step_on(totals, _nothing)
         self._seen = self._look()
         self._replica.clear_gradients()  # the user's own step, which follows, moves nothing
         weight, samples, more, stop, save, quit = totals[:NUMBER].tolist()
         rejected, head[REJECTED] = bool(head[REJECTED]), 0
-        return Meeting(
+        return StepOutcome(
             int(samples),
             weight,
             more > 0,
@@ -160,14 +162,14 @@ class SharedExchange:
             rejected=rejected,
         )
 
-    def after_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+    def after_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
         """All is done before the step."""
         return None
 
     def end_epoch(self, watch: Stopwatch) -> None:
         """Nothing is left to do."""
 
-    def settle(self, watch: Stopwatch) -> Meeting | None:
+    def run_deferred(self, watch: Stopwatch) -> StepOutcome | None:
         """Nothing is put off."""
         return None
 
@@ -186,7 +188,7 @@ class SharedExchange:
         return {
             f"{number}-{name}": vector
             for number, total in enumerate(self._sums or ())
-            for name, vector in total.carried.items()
+            for name, vector in total.residuals.items()
         }
 
     def close(self) -> None:
@@ -196,13 +198,13 @@ class SharedExchange:
         """
         if self._courier is not None:
             self._courier.close()
-        if self._across is not None:
-            self._across.free()
+        if self._cross is not None:
+            self._cross.free()
         for end in self._ends:
             end()
-        self._neighbours.barrier()  # nobody's state is read any more
+        self._local.barrier()  # nobody's state is read any more
         del self._optimizer
-        self._room.close()
+        self._buffers.close()
 
     def abandon(self) -> None:
         """Leave the model and its optimizer alone; the other ranks are not asked."""
@@ -217,51 +219,51 @@ class SharedExchange:
         own = self._nodes.slice_of(_length(piece), self._replica.layout.dtype.itemsize)
         return slice(piece.start + own.start, piece.start + own.stop)
 
-    def _make_courier(self, rule: BSP) -> Courier:
-        across = self._across
-        if across is not None:
+    def _make_courier(self, rule: BSP) -> OverlapSender:
+        cross = self._cross
+        if cross is not None:
             codec = make_codec(rule.wire, self._replica.layout.dtype)
             if codec is not None:
                 sizes, kind = map(_length, self._pieces), self._replica.layout.dtype
-                self._sums = [CodedSum(across, codec, size, kind) for size in sizes]
-        return Courier(self._buckets, self._take, self._world.threads_may_talk)
+                self._sums = [CompressedAllreduce(cross, codec, size, kind) for size in sizes]
+        return OverlapSender(self._buckets, self._take, self._world.thread_multiple)
 
     def _take(self, number: int) -> None:
         """Sum a bucket over all ranks: this rank's piece of it."""
-        room, bucket = self._room, number + 1 + self._rounds * len(self._buckets)
-        room.ready[self._rank, 0] = bucket
+        buffers, bucket = self._buffers, number + 1 + self._rounds * len(self._buckets)
+        buffers.ready[self._rank, 0] = bucket
         wait_until(self._all_ready_for(bucket), _COURIER_PATIENCE_S)
-        across, piece = self._across, self._pieces[number]
-        if across is None or not _length(piece):
+        cross, piece = self._cross, self._pieces[number]
+        if cross is None or not _length(piece):
             return
-        total, weights = self._sum_of(piece), room.heads[:, WEIGHT].tolist()
+        total, weights = self._sum_of(piece), buffers.heads[:, WEIGHT].tolist()
         if len(weights) == 1:
             weigh(total, weights[0], out=total)
         else:
-            add_up([row[piece] for row in room.gradients], weights, out=total)
+            add_up([row[piece] for row in buffers.gradients], weights, out=total)
         if not is_finite(total):
             self._add_up_sound(piece, weights, total)
         if self._sums is None:
-            across.all_reduce(total)
-            self.bytes_sent += 2 * (across.size - 1) * total.nbytes // across.size
+            cross.all_reduce(total)
+            self.bytes_sent += 2 * (cross.size - 1) * total.nbytes // cross.size
         else:
             self.bytes_sent += self._sums[number].all_reduce(total)
 
     def _add_up_sound(self, piece: slice, weights: list[float], out: Vector) -> None:
         """Add up what is finite, and mark the ranks whose gradients are not."""
-        rows = [row[piece] for row in self._room.gradients]
+        rows = [row[piece] for row in self._buffers.gradients]
         sound = [is_finite(row) for row in rows]
         for rank, whole in enumerate(sound):
             if not whole:
-                self._room.heads[rank, REJECTED] = 1
+                self._buffers.heads[rank, REJECTED] = 1
                 rows[rank][:] = 0
         if len(rows) > 1:  # a single row is the sum itself
             add_up(rows, weights, out=out)
 
     def _all_ready_for(self, bucket: int) -> Any:
         def ready() -> bool:
-            self._world.check()
-            return bool((self._room.ready[:, 0] >= bucket).all())
+            self._world.raise_if_failed()
+            return bool((self._buffers.ready[:, 0] >= bucket).all())
 
         return ready
 
@@ -275,13 +277,13 @@ class SharedExchange:
 
     def _agree(self, watch: Stopwatch) -> Vector | None:
         """Sum the heads and take the step; None on a rank that owns nothing and hears later."""
-        totals = np.add.reduce(self._room.heads) if self._nodes.owns else None
+        totals = np.add.reduce(self._buffers.heads) if self._nodes.owns_slice else None
         if totals is not None:
             if self._heads_across is not None:
                 self._heads_across.all_reduce(totals)
                 watch.lap("communication")
             if self._rank == 0:
-                self._room.told[:] = totals
+                self._buffers.head_sum[:] = totals
             self._check_mark(totals)
         self._step(totals, watch)
         watch.lap("compute")
@@ -296,10 +298,10 @@ class SharedExchange:
 
     def _step(self, totals: Vector | None, watch: Stopwatch) -> None:
         weight = 0.0 if totals is None else float(totals[WEIGHT])
-        weights = self._room.heads[:, WEIGHT].tolist()
+        weights = self._buffers.heads[:, WEIGHT].tolist()
 
         def from_the_node(piece: slice, out: Vector) -> None:
-            add_up([row[piece] for row in self._room.gradients], weights, out=out)
+            add_up([row[piece] for row in self._buffers.gradients], weights, out=out)
             if not is_finite(out):
                 self._add_up_sound(piece, weights, out)
             self._rule.merge(out, weight, out=out)
@@ -339,12 +341,12 @@ class SharedExchange:
         for piece in self._pieces:
             if _length(piece):
                 fill(piece, self._sum_of(piece))
-        squares = np.array([np.dot(self._summed, self._summed) if self._nodes.owns else 0.0])
+        squares = np.array([np.dot(self._summed, self._summed) if self._nodes.owns_slice else 0.0])
         if self._heads_across is not None:  # elsewhere the same sum may have other last bits
             self._heads_across.broadcast(squares)
-        self._room.heads[self._rank, SQUARES] = squares[0]
-        self._neighbours.barrier()
-        norm = float(np.sqrt(self._room.heads[:, SQUARES].sum()))
+        self._buffers.heads[self._rank, SQUARES] = squares[0]
+        self._local.barrier()
+        norm = float(np.sqrt(self._buffers.heads[:, SQUARES].sum()))
         factor = min(1.0, max_norm / (norm + 1e-6))  # as torch has it
 
         def clipped(piece: slice, out: Vector) -> None:
@@ -357,7 +359,7 @@ class SharedExchange:
 
     def _look(self) -> bytes:
         """The values of a few parameters here and there."""
-        return self._room.parameters.take(self._watched, mode="clip").tobytes()
+        return self._buffers.parameters.take(self._watched, mode="clip").tobytes()
 
 
 def _nothing(piece: slice, out: Vector) -> None:
@@ -374,16 +376,16 @@ def can_share(world: World, replica: Any, rule: Any) -> bool:
         world.size > 1
         and isinstance(rule, BSP)
         and rule.wire != "powersgd"
-        and getattr(replica, "divides", bool)()
+        and getattr(replica, "step_is_elementwise", bool)()
     )
 
 
 def make_shared(
-    world: World, replica: Any, rule: BSP, frame: Frame
-) -> SharedExchange | GradientExchange:
+    world: World, replica: Any, rule: BSP, frame: ExchangeContext
+) -> SharedParametersExchange | GradientExchange:
     """The shared exchange, or the plain one where the node's memory is too small."""
     try:
-        return SharedExchange(world, replica, rule, frame)
+        return SharedParametersExchange(world, replica, rule, frame)
     except WorldError as error:  # the same on all ranks
         if world.rank == 0:
             _log.warning("parameters are not shared between ranks: %s", error)

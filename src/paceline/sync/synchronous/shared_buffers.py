@@ -13,7 +13,7 @@ WEIGHT, SAMPLES, MORE, STOP, SAVE, QUIT, NUMBER, SQUARES, REJECTED, FIELDS = ran
 _WATCHED = 256
 
 
-class Room:
+class SharedBuffers:
     """The node's memory: parameters, optimizer state, and each rank's gradients and head."""
 
     def __init__(self, world: World, layout: Layout, ranks: int, states: list[str]) -> None:
@@ -27,7 +27,7 @@ class Room:
         rows = self._memory.bytes[:heads].view(np.float64).reshape(ranks + 1, fields)
         rows = rows[:, : FIELDS + len(layout.entries)]
         self.heads: Vector = rows[:ranks]
-        self.told: Vector = rows[ranks]
+        self.head_sum: Vector = rows[ranks]
         """The sum of all heads, for ranks that take no part in summing."""
         self.ready = self._memory.bytes[heads : heads + ready].view(np.int64).reshape(ranks, -1)
         """How many buckets each rank has handed in."""
@@ -39,7 +39,7 @@ class Room:
 
     def close(self) -> None:
         """Give the memory back; views of it stay valid."""
-        del self.heads, self.told, self.ready, self.gradients, self.states
+        del self.heads, self.head_sum, self.ready, self.gradients, self.states
         self._memory.close()
 
 

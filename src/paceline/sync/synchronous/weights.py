@@ -10,9 +10,9 @@ from paceline.comm.allreduce.coded import make_sums
 from paceline.core.vectors import Vector, copy_vectors, cut, fill_vectors
 from paceline.observe import Stopwatch
 from paceline.rules import BSP, State, WeightRule
-from paceline.sync.replicas import check_sound
+from paceline.sync.replicas import check_finite_weights
 from paceline.sync.synchronous.gradients import GradientExchange
-from paceline.sync.synchronous.message import Meeting, Message, Part
+from paceline.sync.synchronous.message import Contribution, StepMessage, StepOutcome
 
 
 class WeightExchange:
@@ -23,12 +23,12 @@ class WeightExchange:
     made of the weights that the replicas have in common when they begin to train alone.
     """
 
-    free, works, alike, checks_gradients = False, True, False, False
+    asynchronous, trains, replicas_stay_equal, filters_nonfinite = False, True, False, False
 
     def __init__(self, world: World, replica: Any, rule: WeightRule, number: int = 0) -> None:
         self._replica, self._rule, self._alone = replica, rule, world.size == 1
         self._rank = world.rank
-        self._plain = self._alone and rule.plain_alone
+        self._plain = self._alone and rule.trivial_alone
         self._gradients = (
             GradientExchange(world, replica, BSP(wire=rule.wire), number)
             if rule.start_after
@@ -38,11 +38,11 @@ class WeightExchange:
         self._slices = cut(weights.size, rule.fragments)
         sizes = [piece.stop - piece.start for piece in self._slices]
         longest = 0 if self._plain else max(sizes)
-        self._message = Message(world, weights[:longest], number=number)
+        self._message = StepMessage(world, weights[:longest], number=number)
         self._sums = make_sums(world, rule.wire, sizes, weights.dtype)
         self._state: State | None = None
         self._steps_taken = self._meetings = 0
-        self._put_off: Part | None = None
+        self._deferred: Contribution | None = None
         if not rule.start_after:
             self._make_state()
         self._begin_period()
@@ -52,16 +52,16 @@ class WeightExchange:
         before = self._gradients.bytes_sent if self._gradients else 0
         return before + self._message.bytes_sent
 
-    def announce(self, weight: float) -> None:
+    def last_backward(self, weight: float) -> None:
         """Gradients are not sent before the step."""
 
-    def before_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+    def before_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
         """Average gradients while that phase lasts."""
         if self._gradients and self._steps_taken < self._rule.start_after:
             return self._gradients.before_step(part, watch)
         return None
 
-    def after_step(self, part: Part, watch: Stopwatch) -> Meeting | None:
+    def after_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
         """Meet if it is time to, or if this rank has nothing else to do."""
         self._steps_taken += 1
         if self._steps_taken <= self._rule.start_after:
@@ -76,18 +76,18 @@ class WeightExchange:
         over = not part.more or self._rule.period.is_over(self._steps, seconds)
         if not over and not (part.save or part.quit):
             return None
-        return self._meet(part, watch, early=not over)
+        return self._meet(part, watch, save_only=not over)
 
     def end_epoch(self, watch: Stopwatch) -> None:
         """Meet at the end of a user's epoch, whether the period is over or not."""
         if self._steps_taken >= self._rule.start_after:
-            self._meet(Part(more=True), watch)
+            self._meet(Contribution(more=True), watch)
 
-    def settle(self, watch: Stopwatch) -> Meeting | None:
+    def run_deferred(self, watch: Stopwatch) -> StepOutcome | None:
         """The meeting that somebody put off who came only to save, if this rank wants one."""
-        if self._put_off is None:
+        if self._deferred is None:
             return None
-        part, self._put_off = self._put_off, None
+        part, self._deferred = self._deferred, None
         return self._meet(part, watch)
 
     def close(self) -> None:
@@ -105,10 +105,12 @@ class WeightExchange:
 
     def snapshot(self) -> dict[str, Any]:
         """The rule's state and the period that is under way; the arrays are copies."""
-        put_off = self._put_off
+        deferred = self._deferred
         return {
             "state": None if self._state is None else copy_vectors(self._state),
-            "carried": {str(at): copy_vectors(s.carried) for at, s in enumerate(self._sums or ())},
+            "carried": {
+                str(at): copy_vectors(s.residuals) for at, s in enumerate(self._sums or ())
+            },
             "gradients": self._gradients.snapshot() if self._gradients else {},
             "steps_taken": self._steps_taken,
             "meetings": self._meetings,
@@ -116,7 +118,7 @@ class WeightExchange:
             "samples": self._samples,
             "weight": self._weight,
             "seconds": monotonic() - self._began,
-            "put_off": None if put_off is None else [put_off.more, put_off.stop],
+            "put_off": None if deferred is None else [deferred.more, deferred.stop],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -127,13 +129,13 @@ class WeightExchange:
         self._began = monotonic() - saved["seconds"]
         more_and_stop = saved["put_off"]
         if more_and_stop is not None:
-            self._put_off = Part(more=more_and_stop[0], stop=more_and_stop[1])
+            self._deferred = Contribution(more=more_and_stop[0], stop=more_and_stop[1])
         if saved["state"] is not None:
             if self._state is None:
                 self._make_state()
             fill_vectors(self._state or {}, saved["state"])
         for at, total in enumerate(self._sums or ()):
-            fill_vectors(total.carried, saved["carried"].get(str(at), {}))
+            fill_vectors(total.residuals, saved["carried"].get(str(at), {}))
         if self._gradients is not None:
             self._gradients.restore(saved["gradients"])
 
@@ -145,19 +147,23 @@ class WeightExchange:
                 self._make_state()
             fill_vectors(self._state or {}, saved["state"])
 
-    def _meet(self, wishes: Part, watch: Stopwatch, early: bool = False) -> Meeting:
-        by_samples = self._rule.by_samples and not self._alone  # alone, 1 keeps every bit
-        part = wishes._replace(samples=self._samples, weight=self._weight if by_samples else 1.0)
+    def _meet(self, wishes: Contribution, watch: Stopwatch, save_only: bool = False) -> StepOutcome:
+        weighted_by_samples = (
+            self._rule.weighted_by_samples and not self._alone
+        )  # alone, 1 keeps every bit
+        part = wishes._replace(
+            samples=self._samples, weight=self._weight if weighted_by_samples else 1.0
+        )
         if self._state is None:
-            meeting = Meeting(
+            meeting = StepOutcome(
                 int(part.samples), part.weight, part.more, part.stop, False, part.save, part.quit
             )
-            if early:
-                meeting = meeting._replace(put_off=True)
+            if save_only:
+                meeting = meeting._replace(deferred=True)
         else:
-            meeting = self._merge_next_piece(self._state, part, watch, early)
-        if meeting.put_off:
-            self._put_off = None if early else wishes._replace(save=False, quit=False)
+            meeting = self._merge_next_piece(self._state, part, watch, save_only)
+        if meeting.deferred:
+            self._deferred = None if save_only else wishes._replace(save=False, quit=False)
             watch.lap("communication")
             return meeting
         if not self._rule.keep_momentum:
@@ -167,24 +173,26 @@ class WeightExchange:
         self._begin_period()
         return meeting
 
-    def _merge_next_piece(self, whole: State, part: Part, watch: Stopwatch, early: bool) -> Meeting:
+    def _merge_next_piece(
+        self, whole: State, part: Contribution, watch: Stopwatch, save_only: bool
+    ) -> StepOutcome:
         turn = self._meetings % len(self._slices)
         piece = self._slices[turn]
         weights = self._replica.parameters()[piece]
         state = {name: vector[piece] for name, vector in whole.items()}
         sent = self._message.vector[: weights.size]
-        check_sound(weights, self._rank)
+        check_finite_weights(weights, self._rank)
         self._rule.contribute(weights, state, part.weight, out=sent)
         coded = self._sums[turn] if self._sums else None
-        meeting = self._message.travel(part, watch, sent.size, coded, early)
-        if meeting.weight and not meeting.put_off:
+        meeting = self._message.sum_over_ranks(part, watch, sent.size, coded, save_only)
+        if meeting.weight and not meeting.deferred:
             self._rule.merge(sent, meeting.weight, weights, state)
             self._replica.accept_parameters()
         return meeting
 
     def _make_state(self) -> None:
         if not self._plain:
-            self._state = self._rule.begin(self._replica.parameters())
+            self._state = self._rule.init_state(self._replica.parameters())
 
     def _begin_period(self) -> None:
         self._steps, self._samples, self._weight = 0, 0.0, 0.0

@@ -17,7 +17,7 @@ from paceline.comm import World
 from paceline.errors import LaunchError
 from paceline.launch.mpirun import start
 from paceline.launch.mpirun_command import Job
-from paceline.launch.supervise import run_foreground
+from paceline.launch.supervise import supervise_command
 
 _TASK, _ANSWER = "task.json", "answer.json"
 
@@ -90,7 +90,7 @@ def _start(command: tuple[str, ...], ranks: int, threads: int | None) -> int:
         if ranks > 1:
             return start(Job(ranks, threads or fair, command))
         default = dict.fromkeys(THREAD_VARIABLES, str(fair))
-        return run_foreground(command, {**default, **os.environ, "PACELINE_RANKS": "1"})
+        return supervise_command(command, {**default, **os.environ, "PACELINE_RANKS": "1"})
 
 
 @contextmanager

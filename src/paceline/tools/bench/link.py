@@ -12,11 +12,11 @@ from typing import Any
 
 from paceline.cluster.cores import THREAD_VARIABLES, available_cores, threads_per_rank
 from paceline.cluster.detect import detect
-from paceline.cluster.identity import JOB_FOLDER
+from paceline.cluster.identity import JOB_DIR
 from paceline.data.builtin import mnist
 from paceline.errors import LaunchError
 from paceline.launch.mpirun import find_mpirun, read_machine
-from paceline.launch.supervise import run_foreground
+from paceline.launch.supervise import supervise_command
 from paceline.tools.bench.harness import read_answer, write_task
 from paceline.tools.bench.hosts import NAMES, Hosts
 from paceline.tools.bench.rows import Row
@@ -73,9 +73,9 @@ def run_in_hosts(hosts: Hosts, program: str, settings: dict[str, Any], timeout_s
     command = write_task(folder, program, settings, timeout_s)
     threads = threads_per_rank(len(NAMES), available_cores())
     argv, extra = hosts.render_ranks(command, threads, find_mpirun(), read_machine())
-    env = {name: value for name, value in os.environ.items() if name != JOB_FOLDER} | extra
+    env = {name: value for name, value in os.environ.items() if name != JOB_DIR} | extra
     env |= dict.fromkeys(THREAD_VARIABLES, str(threads))
-    code = run_foreground(argv, env, raw=os.environ.get("PACELINE_RAW") == "1")
+    code = supervise_command(argv, env, raw=os.environ.get("PACELINE_RAW") == "1")
     if code == 130:
         raise KeyboardInterrupt
     if code != 0:

@@ -28,7 +28,7 @@ _KINDS = {
 
 
 @dataclass(frozen=True)
-class Network:
+class MemoryCase:
     """A model by its name, and the images it takes."""
 
     name: str
@@ -37,8 +37,8 @@ class Network:
     batch: int = 2
 
 
-ALEXNET = Network("alexnet", (3, 224, 224), 1000)
-QUICK = Network("mnist", (1, 28, 28), 10)
+ALEXNET = MemoryCase("alexnet", (3, 224, 224), 1000)
+QUICK = MemoryCase("mnist", (1, 28, 28), 10)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
     return [row for ranks in args.ranks for row in _measure_ranks(network, ranks, args.rounds)]
 
 
-def _measure_ranks(network: Network, ranks: int, rounds: int) -> list[Row]:
+def _measure_ranks(network: MemoryCase, ranks: int, rounds: int) -> list[Row]:
     """A row for each kind; each contestant has processes of its own."""
     found: dict[str, dict[str, float]] = {kind: {} for kind in _KINDS}
     for _ in range(rounds):
@@ -65,7 +65,7 @@ def _measure_ranks(network: Network, ranks: int, rounds: int) -> list[Row]:
     ]
 
 
-def _measure_job(network: Network, ranks: int, contestant: str) -> dict[str, float]:
+def _measure_job(network: MemoryCase, ranks: int, contestant: str) -> dict[str, float]:
     sys.stderr.write(f"memory: {network.name}, {_count(ranks)}, {contestant}\n")
     settings = {
         "contestant": contestant,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.node_info import NodeInfo
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -23,11 +23,11 @@ class Check:
     """Where it was seen, if not on all hosts."""
 
 
-NodeCheck = Callable[[Facts], Iterable[Check]]
+NodeCheck = Callable[[NodeInfo], Iterable[Check]]
 """Looks at the facts of one node."""
 
 
-def check_nodes(facts: Mapping[str, Facts], checks: Iterable[NodeCheck]) -> list[Check]:
+def check_nodes(facts: Mapping[str, NodeInfo], checks: Iterable[NodeCheck]) -> list[Check]:
     """Run checks on every node; nodes of which the same is said share a line.
 
     What is said of all nodes names none of them.

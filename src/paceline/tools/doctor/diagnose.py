@@ -12,7 +12,7 @@ from paceline.cluster.schedulers.allocation import Allocation
 from paceline.errors import LaunchError
 from paceline.launch.placement import plan_ranks
 from paceline.launch.preflight.check import SSH, ask_hosts
-from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.node_info import NodeInfo
 from paceline.launch.preflight.probe import read_facts
 from paceline.tools.doctor.check import Check, NodeCheck, check_nodes
 from paceline.tools.doctor.hosts import check_answers, check_ports, check_sameness
@@ -97,7 +97,7 @@ def _node_checks(several: bool) -> Sequence[NodeCheck]:
     return (*PYTHON_CHECKS, *MPI_CHECKS, *MACHINE_CHECKS, *network)
 
 
-def _check_slots(question: Question, facts: dict[str, Facts], here: Facts) -> list[Check]:
+def _check_slots(question: Question, facts: dict[str, NodeInfo], here: NodeInfo) -> list[Check]:
     if question.hosts:
         known = facts | {name: here for name in question.names if is_here(name)}
         return check_room(question.ranks, question.hosts, known)
@@ -107,7 +107,7 @@ def _check_slots(question: Question, facts: dict[str, Facts], here: Facts) -> li
 
 
 def _try_world(
-    question: Question, facts: dict[str, Facts], checks: list[Check], between: list[Check]
+    question: Question, facts: dict[str, NodeInfo], checks: list[Check], between: list[Check]
 ) -> Diagnosis:
     if question.quick:
         return Diagnosis(tuple(checks), facts, None, tried=False)

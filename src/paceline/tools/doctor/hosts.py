@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from paceline.cluster.hosts import is_here
-from paceline.launch.preflight.check import Answer, compare, over
-from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.check import HostReply, compare, over
+from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check
 from paceline.tools.doctor.network import outside
 from paceline.tools.doctor.reach import Reach, try_both_ways
@@ -18,7 +18,7 @@ _AT_ONCE = 16
 _REACH = (sys.executable, "-m", "paceline.tools.doctor.reach")
 
 
-def check_answers(answers: Mapping[str, Answer], agent: str, advice: str = "") -> list[Check]:
+def check_answers(answers: Mapping[str, HostReply], agent: str, advice: str = "") -> list[Check]:
     """Whether the hosts let us in and ran the probe; advice is added to each remedy."""
     name = f"start by {agent}"
     failed = [
@@ -32,7 +32,7 @@ def check_answers(answers: Mapping[str, Answer], agent: str, advice: str = "") -
     return failed
 
 
-def check_sameness(facts: Mapping[str, Facts]) -> list[Check]:
+def check_sameness(facts: Mapping[str, NodeInfo]) -> list[Check]:
     """Whether the hosts have the same software, names of their own and the same time."""
     if len(facts) < 2:
         return []
@@ -47,7 +47,7 @@ def check_sameness(facts: Mapping[str, Facts]) -> list[Check]:
     return found
 
 
-def check_ports(names: Sequence[str], agent: Sequence[str], here: Facts) -> list[Check]:
+def check_ports(names: Sequence[str], agent: Sequence[str], here: NodeInfo) -> list[Check]:
     """Whether this host and each other can connect at any port: ssh alone is not enough."""
     others = [name for name in names if not is_here(name)]
     if not others:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check, amount
 
 LEAST_MEMORY, ENOUGH_MEMORY = 500_000_000, 2_000_000_000
@@ -13,7 +13,7 @@ LEAST_SHM, ENOUGH_SHM = 64_000_000, 1_000_000_000
 their gradients come on top, several times the size of the model."""
 
 
-def check_cores(facts: Facts) -> Iterator[Check]:
+def check_cores(facts: NodeInfo) -> Iterator[Check]:
     seen = f"{facts.cores} usable"
     if len(facts.affinity) < facts.cpus:
         listed = ",".join(map(str, facts.affinity[:16]))
@@ -32,7 +32,7 @@ def check_cores(facts: Facts) -> Iterator[Check]:
         yield Check("cores", "ok", seen)
 
 
-def check_threads(facts: Facts) -> Iterator[Check]:
+def check_threads(facts: NodeInfo) -> Iterator[Check]:
     """Threads beyond the cores take each other's time, and every exchange waits for them."""
     if facts.threads is None:
         yield Check(
@@ -60,7 +60,7 @@ def check_threads(facts: Facts) -> Iterator[Check]:
         yield Check("threads", "ok", f"OMP_NUM_THREADS is {first}")
 
 
-def check_memory(facts: Facts) -> Iterator[Check]:
+def check_memory(facts: NodeInfo) -> Iterator[Check]:
     if not facts.memory_bytes:
         yield Check("memory", "warn", "could not be read", "")
         return
@@ -86,7 +86,7 @@ def check_memory(facts: Facts) -> Iterator[Check]:
         yield Check("memory", "ok", seen)
 
 
-def check_shared_memory(facts: Facts) -> Iterator[Check]:
+def check_shared_memory(facts: NodeInfo) -> Iterator[Check]:
     name, mend = "shared memory", "`mount -o remount,size=50% /dev/shm` as root"
     container = "in a container give it more (`--shm-size=8g`)"
     if not facts.shm_bytes:
@@ -111,7 +111,7 @@ def check_shared_memory(facts: Facts) -> Iterator[Check]:
         yield Check(name, "ok", seen)
 
 
-def check_gpus(facts: Facts) -> Iterator[Check]:
+def check_gpus(facts: NodeInfo) -> Iterator[Check]:
     seen = f"{len(facts.gpus)}: {', '.join(facts.gpus)}" if facts.gpus else "none found"
     yield Check("GPUs", "ok", seen)
 

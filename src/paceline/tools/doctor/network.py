@@ -5,15 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from paceline.cluster.network import is_loopback, resolve
-from paceline.launch.preflight.node_info import Facts
+from paceline.cluster.network import addresses_of, is_loopback
+from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check
 
 
-def name_check(several: bool) -> Callable[[Facts], Iterator[Check]]:
+def name_check(several: bool) -> Callable[[NodeInfo], Iterator[Check]]:
     """The check of a node's own name; among several hosts it must not lead to loopback."""
 
-    def check_name(facts: Facts) -> Iterator[Check]:
+    def check_name(facts: NodeInfo) -> Iterator[Check]:
         where = ", ".join(facts.resolves_to) or "nothing"
         seen = f"{facts.host} is {where}"
         loops = any(is_loopback(one) for one in facts.resolves_to)
@@ -31,7 +31,7 @@ def name_check(several: bool) -> Callable[[Facts], Iterator[Check]]:
     return check_name
 
 
-def _loops(facts: Facts, seen: str) -> Check:
+def _loops(facts: NodeInfo, seen: str) -> Check:
     return Check(
         "host name",
         "fail",
@@ -40,12 +40,12 @@ def _loops(facts: Facts, seen: str) -> Check:
     )
 
 
-def _name_it(facts: Facts) -> str:
+def _name_it(facts: NodeInfo) -> str:
     own = next(iter(outside(facts.interfaces)), "ADDRESS")
     return f"Write `{own} {facts.host}` there, or enter it in DNS."
 
 
-def check_interfaces(facts: Facts) -> Iterator[Check]:
+def check_interfaces(facts: NodeInfo) -> Iterator[Check]:
     shown = {name: outside({name: listed}) for name, listed in facts.interfaces.items()}
     seen = "; ".join(f"{name} {' '.join(some)}" for name, some in shown.items() if some)
     yield Check("interfaces", "ok", seen or "loopback alone")
@@ -65,7 +65,7 @@ def check_routes(names: Sequence[str], interfaces: Mapping[str, Sequence[str]]) 
     """By which of our interfaces hosts are reached; nothing is sent."""
     failed, found = [], []
     for name in names:
-        address = next(iter(resolve(name)), None)
+        address = next(iter(addresses_of(name)), None)
         own = None if address is None else _own_address(address)
         through = next((face for face, listed in interfaces.items() if own in listed), own)
         if address is None:

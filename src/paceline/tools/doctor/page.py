@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check
 
 _WORDS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
@@ -25,7 +25,7 @@ class Diagnosis:
     """All that doctor found."""
 
     checks: tuple[Check, ...]
-    facts: dict[str, Facts] = field(default_factory=dict)
+    facts: dict[str, NodeInfo] = field(default_factory=dict)
     world: dict[str, Any] | None = None
     """What the ranks measured, if they were started."""
     tried: bool = True

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check
 
 OLDEST_PYTHON = (3, 11)
 
 
-def check_python(facts: Facts) -> Iterator[Check]:
+def check_python(facts: NodeInfo) -> Iterator[Check]:
     seen = f"{facts.python} at {facts.executable}"
     numbers = tuple(int(part) for part in facts.python.split(".")[:2] if part.isdigit())
     if numbers < OLDEST_PYTHON:
@@ -25,7 +25,7 @@ def check_python(facts: Facts) -> Iterator[Check]:
         yield Check("Python", "ok", seen)
 
 
-def check_paceline(facts: Facts) -> Iterator[Check]:
+def check_paceline(facts: NodeInfo) -> Iterator[Check]:
     if facts.paceline:
         yield Check("Paceline", "ok", f"{facts.paceline} (source {facts.digest})")
     else:
@@ -37,7 +37,7 @@ def check_paceline(facts: Facts) -> Iterator[Check]:
         )
 
 
-def check_frameworks(facts: Facts) -> Iterator[Check]:
+def check_frameworks(facts: NodeInfo) -> Iterator[Check]:
     if facts.torch is None:
         yield Check(
             "torch",

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from paceline.cluster.network import resolve
+from paceline.cluster.network import addresses_of
 from paceline.errors import LaunchError
 
 CONNECT_S = 5.0
@@ -69,7 +69,7 @@ def _talk(name: str, process: subprocess.Popen[str]) -> Reach:
     if port is None or not port.isdecimal():
         problem = (process.stderr.read().strip().splitlines() or ["it said nothing"])[-1]
         return Reach(problem, problem)
-    there = connect(resolve(name), int(port))
+    there = connect(addresses_of(name), int(port))
     back = _told(process.stdout, "back") or "it said nothing"
     return Reach(there, "" if back == "ok" else back)
 

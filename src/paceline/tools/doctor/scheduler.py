@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from paceline.cluster.hosts import Host
 from paceline.cluster.network import explain_failure
 from paceline.cluster.schedulers.allocation import Allocation
-from paceline.launch.preflight.node_info import Facts
+from paceline.launch.preflight.node_info import NodeInfo
 from paceline.launch.srun import fitting_plugins
 from paceline.tools.doctor.check import Check
 
@@ -19,7 +19,7 @@ _MARKS = {
 }
 
 
-def check_scheduler(facts: Facts) -> Iterator[Check]:
+def check_scheduler(facts: NodeInfo) -> Iterator[Check]:
     found = [
         name for name, marks in _MARKS.items() if all(mark in facts.commands for mark in marks)
     ]
@@ -32,7 +32,7 @@ def check_scheduler(facts: Facts) -> Iterator[Check]:
         yield Check("scheduler", "ok", seen)
 
 
-def check_srun(facts: Facts, refused: Mapping[str, str]) -> list[Check]:
+def check_srun(facts: NodeInfo, refused: Mapping[str, str]) -> list[Check]:
     """srun can start ranks only if it introduces them to each other as their MPI expects.
 
     `refused` tells the plugins that srun names but cannot use, and why.
@@ -52,7 +52,7 @@ def check_srun(facts: Facts, refused: Mapping[str, str]) -> list[Check]:
     return [Check("srun", "warn", f"{seen}; none fits {facts.libmpi_kind}", remedy)]
 
 
-def try_srun(facts: Facts) -> dict[str, str]:
+def try_srun(facts: NodeInfo) -> dict[str, str]:
     """Which of srun's fitting plugins it cannot use, and what it says: it names those, too, whose
     libraries are missing. Outside of a Slurm job nothing is tried."""
     if not facts.job.startswith("Slurm"):
@@ -66,18 +66,18 @@ def try_srun(facts: Facts) -> dict[str, str]:
     return found
 
 
-def fitting_pmi(facts: Facts) -> list[str]:
+def fitting_pmi(facts: NodeInfo) -> list[str]:
     """Those of srun's plugins that ranks of our MPI understand."""
     return fitting_plugins(facts.libmpi_kind, facts.srun_mpi)
 
 
-def _is_alone(facts: Facts) -> bool:
+def _is_alone(facts: NodeInfo) -> bool:
     """Whether srun has started this among others that it cannot find."""
     wanted = "PMIX_RANK" if facts.libmpi_kind == "openmpi" else "PMI_RANK"
     return facts.started_by == "slurm-step" and (facts.granted or 1) > 1 and wanted not in facts.pmi
 
 
-def _alone(facts: Facts, fitting: list[str], seen: str) -> Check:
+def _alone(facts: NodeInfo, fitting: list[str], seen: str) -> Check:
     other = f"`srun --mpi={fitting[0]}`, or with " if fitting else ""
     return Check(
         "srun",
@@ -89,13 +89,15 @@ def _alone(facts: Facts, fitting: list[str], seen: str) -> Check:
     )
 
 
-def check_room(ranks: int | None, hosts: tuple[Host, ...], facts: dict[str, Facts]) -> list[Check]:
+def check_room(
+    ranks: int | None, hosts: tuple[Host, ...], facts: dict[str, NodeInfo]
+) -> list[Check]:
     """Whether the hosts that were named take so many ranks."""
     slots = {h.name: h.slots or (facts[h.name].cores if h.name in facts else 1) for h in hosts}
     return _compare(ranks, slots, "the hosts take", "give more after the names (a:8,b:8)")
 
 
-def check_own_cores(ranks: int | None, here: Facts) -> list[Check]:
+def check_own_cores(ranks: int | None, here: NodeInfo) -> list[Check]:
     """Whether this machine has a core for each rank."""
     if ranks is None or ranks <= here.cores:
         return []

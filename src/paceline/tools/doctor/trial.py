@@ -27,7 +27,9 @@ _ALL_PAIRS = 8
 
 def measure(world: World) -> dict[str, Any]:
     """What doctor reports of the world. All ranks call it together."""
-    ranks = world.share((world.node, len(affinity()), os.environ.get("OMP_NUM_THREADS", "")))
+    ranks = world.allgather_values(
+        (world.node, len(affinity()), os.environ.get("OMP_NUM_THREADS", ""))
+    )
     nodes: dict[str, int] = {}
     for rank, (node, _, _) in enumerate(ranks):
         nodes.setdefault(node, rank)
@@ -56,7 +58,7 @@ def _sum_is_right(world: World) -> bool:
     """Whether a sum over all ranks is what it must be."""
     values = np.full(1000, float(world.rank + 1))
     world.all_reduce(values)
-    return all(world.share(bool((values == world.size * (world.size + 1) / 2).all())))
+    return all(world.allgather_values(bool((values == world.size * (world.size + 1) / 2).all())))
 
 
 def _sum(world: World, nbytes: int) -> Callable[[], None]:
@@ -100,7 +102,7 @@ def _exchange(world: World, first: int, second: int, nbytes: int, times: int) ->
             world.send(buffer, first)
 
     taken = _time(world, there_and_back, times)
-    return world.tell(taken, first) / 2
+    return world.bcast_value(taken, first) / 2
 
 
 def main() -> int:

@@ -64,7 +64,7 @@ def _arguments(options: Sequence[str]) -> list[str]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Ask the launcher to end its ranks; if it does not, end it, and its undertaker ends them."""
+    """Ask the launcher to end its ranks; if it does not, end it, and its reaper ends them."""
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         return process.communicate(timeout=_END_S)

@@ -23,7 +23,7 @@ _OVERRIDES = (
 
 
 @dataclass(frozen=True)
-class Command:
+class TrialCommand:
     """`train` or `run`, its options, and for `run` the script with its arguments."""
 
     kind: str

@@ -35,7 +35,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Room:
+class Capacity:
     """The cores that ranks share, those of the smallest node, and the most ranks that may be."""
 
     cores: int
@@ -44,7 +44,7 @@ class Room:
 
 
 def plan(
-    room: Room, ranks: Sequence[int] | None = None, threads: Sequence[int] | None = None
+    room: Capacity, ranks: Sequence[int] | None = None, threads: Sequence[int] | None = None
 ) -> list[Setting]:
     """The settings to try, the likely best first.
 
@@ -52,7 +52,7 @@ def plan(
     examples leave; then ever fewer ranks with more threads. Without `threads` the ranks share the
     cores.
 
-    >>> [(s.ranks, s.threads) for s in plan(Room(4, 4))]
+    >>> [(s.ranks, s.threads) for s in plan(Capacity(4, 4))]
     [(4, 1), (6, 1), (8, 1), (2, 2), (2, 1), (1, 4)]
     """
     cores = room.cores

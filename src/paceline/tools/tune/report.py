@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.tools.tune.command import Command
+from paceline.tools.tune.command import TrialCommand
 from paceline.tools.tune.search import best_of
 from paceline.tools.tune.trial import Outcome
 
@@ -51,7 +51,7 @@ def render_notes(outcomes: Sequence[Outcome]) -> str:
     return "".join(f"{note}\n" for note in notes)
 
 
-def plain(outcomes: Sequence[Outcome], command: Command, cores: int) -> dict[str, Any]:
+def plain(outcomes: Sequence[Outcome], command: TrialCommand, cores: int) -> dict[str, Any]:
     """The same as plain values, for JSON."""
     best = best_of(outcomes)
     return {

@@ -17,7 +17,7 @@ from types import FrameType
 from paceline.errors import LaunchError
 from paceline.launch.children import die_with_parent, ends_within, has_ended
 from paceline.observe.trial import TRIAL
-from paceline.tools.tune.command import Command
+from paceline.tools.tune.command import TrialCommand
 from paceline.tools.tune.figures import Estimate, estimate, read_marks
 from paceline.tools.tune.plan import Setting
 
@@ -49,7 +49,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Patience:
+class TrialLimits:
     """How long to measure after start-up, and how long to wait at most."""
 
     seconds: float = 10.0
@@ -61,7 +61,7 @@ class Patience:
     """Measure in full also what cannot win."""
 
     @classmethod
-    def of(cls, seconds: float, thorough: bool = False) -> Patience:
+    def of(cls, seconds: float, thorough: bool = False) -> TrialLimits:
         return cls(seconds, max(120.0, 12 * seconds), thorough=thorough)
 
     @property
@@ -95,7 +95,7 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def judge(found: Estimate, best: float | None, patience: Patience) -> str | None:
+def judge(found: Estimate, best: float | None, patience: TrialLimits) -> str | None:
     """Whether a trial may end: "measured" when enough is known, "early" if it cannot win."""
     if found.seconds >= patience.seconds:
         return "measured"
@@ -110,7 +110,7 @@ def judge(found: Estimate, best: float | None, patience: Patience) -> str | None
 
 
 def run_trial(
-    command: Command, setting: Setting, patience: Patience, best: float | None = None
+    command: TrialCommand, setting: Setting, patience: TrialLimits, best: float | None = None
 ) -> Outcome:
     """Run the command with this setting until enough is known; it leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="paceline-tune-", ignore_cleanup_errors=True) as name:
@@ -129,7 +129,7 @@ def _watch(
     child: subprocess.Popen[bytes],
     setting: Setting,
     folder: Path,
-    patience: Patience,
+    patience: TrialLimits,
     best: float | None,
     tells: bool,
 ) -> Outcome | None:
@@ -170,7 +170,7 @@ def _why_unmeasured(stepped: bool, starts: bool, limit_s: float) -> str:
 
 
 def _ended(
-    code: int, setting: Setting, folder: Path, patience: Patience, seconds: float
+    code: int, setting: Setting, folder: Path, patience: TrialLimits, seconds: float
 ) -> Outcome:
     """A job that has ended by itself: its figures, or the time it took, or why it failed."""
     if code != 0:

@@ -9,11 +9,11 @@ from typing import Any
 
 from paceline.comm import SoloWorld
 from paceline.observe import TimeSplit
-from paceline.sync import FreeExchange, show_centre
-from paceline.sync.parameter_server.make import News
+from paceline.sync import AsynchronousExchange, load_common_weights
+from paceline.sync.parameter_server.ledger import LedgerReply
 from paceline.sync.replicas import average_buffers
 from paceline.training.callbacks import Logs
-from paceline.training.loop.run import ASKED, Run, further_figures
+from paceline.training.loop.run import ASKED, TrainingRun, further_figures
 
 _MOST_AT_ONCE = 32
 """Epochs that rank 0 gives records between two of its steps."""
@@ -26,15 +26,15 @@ class EpochCount:
     """Turns the counts of the ledger into epochs, each of its own size.
 
     >>> count = EpochCount(epochs=3, samples=100)
-    >>> count.ended(News(samples=120))
+    >>> count.ended(LedgerReply(samples=120))
     [1]
-    >>> count.take(News(samples=120, loss=240.0), [1])[0][:2]
+    >>> count.take(LedgerReply(samples=120, loss=240.0), [1])[0][:2]
     (100, 2.0)
-    >>> count.ended(News(samples=120))
+    >>> count.ended(LedgerReply(samples=120))
     []
-    >>> count.ended(News(samples=300))  # the last one is told of when all workers have left
+    >>> count.ended(LedgerReply(samples=300))  # the last one is told of when all workers have left
     [2]
-    >>> count.rest(News(samples=300))
+    >>> count.rest(LedgerReply(samples=300))
     [2, 3]
     """
 
@@ -57,19 +57,19 @@ class EpochCount:
         self._left_out = saved["left_out"]
         self._since = perf_counter() - saved["since"]
 
-    def ended(self, news: News, most: int | None = None) -> list[int]:
+    def ended(self, news: LedgerReply, most: int | None = None) -> list[int]:
         """The epochs that are over and have not been told of, but for the last of the run: the
         first `most` of them."""
         return self._up_to(min(int(news.samples // self._size), self._epochs - 1))[:most]
 
-    def rest(self, news: News) -> list[int]:
+    def rest(self, news: LedgerReply) -> list[int]:
         """The epochs that have begun and have not been told of."""
         return self._up_to(max(1, -(-int(news.samples) // self._size)))
 
     def _up_to(self, last: int) -> list[int]:
         return list(range(self._told + 1, last + 1))
 
-    def take(self, news: News, epochs: list[int]) -> list[tuple[int, float | None, float]]:
+    def take(self, news: LedgerReply, epochs: list[int]) -> list[tuple[int, float | None, float]]:
         """Samples, mean loss and seconds of these epochs; what is beyond them is for the next.
 
         The mean is that of all samples since the last time which had a loss.
@@ -89,7 +89,7 @@ class EpochCount:
 
 
 @dataclass
-class FreeRun(Run):
+class AsyncRun(TrainingRun):
     """The run of an asynchronous rule.
 
     Rank 0 leads: between its own steps it sees from the ledger that an epoch is over, validates the
@@ -116,16 +116,20 @@ class FreeRun(Run):
             self.call("on_epoch_begin", self.clock.epoch + 1)
         hooks = self.step_hooks(perf_counter())
         self.worker.train_freely(self.train, *hooks, self._lead if leads else lambda: None)
-        show_centre(self.replica, exchange)
-        average_buffers(self.world, self.replica, exchange.works)
-        if exchange.works:
+        load_common_weights(self.replica, exchange)
+        average_buffers(self.world, self.replica, exchange.trains)
+        if exchange.trains:
             rest = self.worker.bytes_unrecorded()
-            self.events.write("exchanges", step=self.clock.step, bytes=rest, **exchange.tally())
-        tallies = self.world.share(exchange.tally() if exchange.works else None)
+            self.events.write(
+                "exchanges", step=self.clock.step, bytes=rest, **exchange.exchange_stats()
+            )
+        tallies = self.world.allgather_values(
+            exchange.exchange_stats() if exchange.trains else None
+        )
         self.trainer.facts["exchanges"] = tallies
         self._end_last_epoch()
         reason = self.reason or (ASKED if self.worker.stopped else None)
-        self.reason = self.world.tell(reason)
+        self.reason = self.world.bcast_value(reason)
         self.end(self.reason)
         return self.reason
 
@@ -142,14 +146,14 @@ class FreeRun(Run):
         exchange.pause(self.open_checkpoint, self.keep)
         if exchange.quits:
             exchange.quit()
-            self.leave(exchange.team)
+            self.leave(exchange.workers_world)
 
     def _keep_host(self, number: int, tree: dict[str, Any]) -> None:
         self.saver.add(number, f"host-{self.world.rank}", tree)
 
     @property
-    def _exchange(self) -> FreeExchange:
-        assert isinstance(self.exchange, FreeExchange)
+    def _exchange(self) -> AsynchronousExchange:
+        assert isinstance(self.exchange, AsynchronousExchange)
         return self.exchange
 
     def _lead(self) -> None:
@@ -158,7 +162,7 @@ class FreeRun(Run):
         Only so many at a time: where epochs are short and others fast, there are always more, and
         this worker must still hear of wishes to save, stop or quit.
         """
-        ended = self.count.ended(self._exchange.news, _MOST_AT_ONCE)
+        ended = self.count.ended(self._exchange.ledger_reply, _MOST_AT_ONCE)
         if not ended:
             return
         logs: Logs = {}
@@ -182,7 +186,7 @@ class FreeRun(Run):
         elif perf_counter() - self._asked_at > _ASK_EVERY_S:
             self._exchange.report()
             self._asked_at = perf_counter()
-        return self._exchange.pauses
+        return self._exchange.wants_pause
 
     def _save_last(self) -> None:
         """A run that saves regularly saves its end, too; no worker trains any more."""
@@ -193,7 +197,7 @@ class FreeRun(Run):
         """All ranks together: the record of the last epoch, and of the whole run."""
         logs = self.validate_last()
         if self.world.rank == 0:
-            rest = self.count.rest(self._exchange.news)
+            rest = self.count.rest(self._exchange.ledger_reply)
             if rest:
                 self._tell_of(rest, logs)
             elif logs:  # the run was stopped at the end of an epoch
@@ -202,11 +206,14 @@ class FreeRun(Run):
                 last.metrics = further_figures(logs)
                 self.history.revise_last()
                 self.save_history()
-        self.history[:] = self.world.tell(list(self.history))
+        self.history[:] = self.world.bcast_value(list(self.history))
 
     def _tell_of(self, epochs: list[int], logs: Logs) -> None:
         """Epochs that have ended since the last one told of; the figures are of the latest."""
-        parts, split = self.count.take(self._exchange.news, epochs), self.worker.watch.take()
+        parts, split = (
+            self.count.take(self._exchange.ledger_reply, epochs),
+            self.worker.watch.take(),
+        )
         for epoch, part in zip(epochs, parts, strict=True):
             last = epoch == epochs[-1]
             found, time = (logs, split) if last else ({}, TimeSplit())
@@ -222,7 +229,7 @@ class FreeRun(Run):
         schedule, size = self.config.schedule, self.clock.samples_per_epoch
         assert size is not None
         if schedule.moves:
-            last = min(epoch * size, self._exchange.news.samples) - 1
+            last = min(epoch * size, self._exchange.ledger_reply.samples) - 1
             self.replica.scale_learning_rate(schedule.factor(last / size, self.config.epochs))
 
     def _write_exchange(self, facts: dict[str, Any]) -> None:

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from paceline.checkpoint.saver import Opened, Saver
+from paceline.checkpoint.saver import OpenCheckpoint, Saver
 from paceline.comm import World
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.config.stopping import parse_target
 from paceline.core.vectors import checksum
 from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
 from paceline.observe import EpochRecord, EventLog, Progress, TimeSplit
 from paceline.runtime.stop_requests import REQUEUE
-from paceline.sync import Exchange, FreeExchange, at_centre
+from paceline.sync import AsynchronousExchange, Exchange, with_common_weights
 from paceline.training.callbacks import Logs
 from paceline.training.loop.divergence import Divergence
 from paceline.training.loop.stopping import Stopping
 from paceline.training.loop.validation import validate
 from paceline.training.loop.worker import StepHook, Worker
-from paceline.training.resume.snapshot import capture_common, capture_own
+from paceline.training.resume.snapshot import snapshot_common, snapshot_rank
 
 if TYPE_CHECKING:
     from paceline.training.trainer import Trainer
@@ -39,7 +39,7 @@ _FIGURES = ("train_loss", "val_loss", "val_accuracy", "learning_rate", "samples_
 
 
 @dataclass
-class Run(ABC):
+class TrainingRun(ABC):
     """All epochs of a run, on one rank."""
 
     trainer: Trainer
@@ -70,20 +70,20 @@ class Run(ABC):
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from what `snapshot` gave."""
 
-    def open_checkpoint(self) -> Opened:
+    def open_checkpoint(self) -> OpenCheckpoint:
         """The leader begins one."""
         constants = checksum(self.replica.constants())
-        return Opened(self.saver.open(self.clock.step), constants)
+        return OpenCheckpoint(self.saver.open(self.clock.step), constants)
 
-    def keep(self, opened: Opened) -> None:
+    def keep(self, opened: OpenCheckpoint) -> None:
         """Hand this rank's parts of a checkpoint to the saver; training goes on at once."""
         self.saver.begin_period(self.clock.step)
         if opened.number is None:
             return
-        own = capture_own(self, opened.constants)
+        own = snapshot_rank(self, opened.constants)
         self.saver.add(opened.number, f"rank-{self.world.rank}", own)
         if self.world.rank == 0:
-            self.saver.add(opened.number, "common", capture_common(self))
+            self.saver.add(opened.number, "common", snapshot_common(self))
             facts = self.facts()
             parts = [f"rank-{rank}" for rank in facts["workers"]]
             parts += [f"host-{rank}" for rank in facts["hosts"]]
@@ -92,7 +92,7 @@ class Run(ABC):
     def facts(self) -> dict[str, Any]:
         """About the run, for who goes on with it."""
         exchange, clock = self.exchange, self.clock
-        if isinstance(exchange, FreeExchange):
+        if isinstance(exchange, AsynchronousExchange):
             workers, hosts = list(exchange.roles.workers), list(exchange.roles.hosts) or [0]
         else:
             workers, hosts = list(range(self.world.size)), []
@@ -103,18 +103,22 @@ class Run(ABC):
             "ranks": self.world.size,
             "workers": workers,
             "hosts": hosts,
-            "dealt_to": self.worker.dealt_to or self.world.size,
+            "dealt_to": self.worker.numbered_for or self.world.size,
             "optimizer": self.config.describe()["optimizer"],
             **self.trainer.identity,
         }
 
     def leave(self, team: World) -> NoReturn:
         """End a run that has saved, and is to go on later; all of the team come here."""
-        problem = once(team, self.saver.finish)
+        problem = on_rank0(team, self.saver.finish)
         if problem is not None:
             raise problem
         orders = self.worker.orders
-        known = [pair for pair in team.share((orders.reason, orders.code)) if pair[0] is not None]
+        known = [
+            pair
+            for pair in team.allgather_values((orders.reason, orders.code))
+            if pair[0] is not None
+        ]
         reason, code = known[0] if known else ("another rank was told to end", REQUEUE)
         raise Interrupted(
             f"stopped after step {self.clock.step} ({reason}) and saved; {self._how_to_go_on()}",
@@ -160,7 +164,7 @@ class Run(ABC):
         if self.validation is None:
             return {}
         size, target = self.config.data.validation_batch_size, self.config.stop.target
-        with at_centre(self.replica, self.exchange):
+        with with_common_weights(self.replica, self.exchange):
             loaders = self.config.data.loaders
             watch = self.worker.watch
             logs = validate(world, self.replica, self.validation, size, watch, loaders, is_wanted)
@@ -245,7 +249,7 @@ class Run(ABC):
 
     def end(self, reason: str | None) -> None:
         """Say why the run ended early, if it did, and that it has ended."""
-        self.trainer.facts["warning"] = self.world.tell(self.divergence.warning)
+        self.trainer.facts["warning"] = self.world.bcast_value(self.divergence.warning)
         if reason:
             self.progress.message(f"stopped after epoch {len(self.history)}: {reason}")
         self.call("on_train_end")

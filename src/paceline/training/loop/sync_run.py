@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.observe import EpochRecord
-from paceline.sync import Meeting, show_centre
+from paceline.sync import StepOutcome, load_common_weights
 from paceline.sync.replicas import average_buffers
 from paceline.training.callbacks import Logs
-from paceline.training.loop.run import ASKED, Run, further_figures, mean_over_ranks
+from paceline.training.loop.run import ASKED, TrainingRun, further_figures, mean_over_ranks
 
 
 class Trained(NamedTuple):
@@ -25,7 +25,7 @@ class Trained(NamedTuple):
     """Whether it was the last, since a callback asked to stop."""
 
 
-class LockstepRun(Run):
+class SyncRun(TrainingRun):
     """The run of a synchronous rule: at the end of every epoch all ranks meet and validate."""
 
     reason: str | None = None
@@ -42,7 +42,7 @@ class LockstepRun(Run):
                 self.save()
                 self.leave(self.world)
             figures, stopped, self.trained = self.note(record), self.trained.stopped, None
-            once(self.world, self.save_history)
+            on_rank0(self.world, self.save_history)
             self.call("on_epoch_end", record.epoch, figures)
             self.worker.begin_epoch()
             stop, save, quit = self._agree_at_end()
@@ -52,7 +52,9 @@ class LockstepRun(Run):
             if quit and not self._is_done():
                 self.leave(self.world)
         self._validate_last()
-        show_centre(self.replica, self.exchange)  # callbacks may put other weights there at the end
+        load_common_weights(
+            self.replica, self.exchange
+        )  # callbacks may put other weights there at the end
         self.end(self.reason)
         return self.reason
 
@@ -66,9 +68,9 @@ class LockstepRun(Run):
 
     def save(self) -> None:
         """All ranks together, between two steps."""
-        self.keep(once(self.world, self.open_checkpoint))
+        self.keep(on_rank0(self.world, self.open_checkpoint))
 
-    def _pause(self, meeting: Meeting) -> None:
+    def _pause(self, meeting: StepOutcome) -> None:
         self.save()
         if meeting.quit:
             self.leave(self.world)
@@ -100,7 +102,7 @@ class LockstepRun(Run):
     def _is_to_quit(self) -> bool:
         worker = self.worker
         return worker.orders.reason is not None or (
-            worker.put_off is not None and worker.put_off.quit
+            worker.deferred is not None and worker.deferred.quit
         )
 
     def _validate_last(self) -> None:
@@ -114,7 +116,7 @@ class LockstepRun(Run):
         last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
         last.metrics = further_figures(logs)
         self.history.revise_last()
-        once(self.world, self.save_history)
+        on_rank0(self.world, self.save_history)
 
     def _validation_is_due(self, trained: Trained) -> bool:
         epoch = self.clock.epoch
@@ -124,8 +126,8 @@ class LockstepRun(Run):
     def _agree_at_end(self) -> list[bool]:
         """Whether to stop, to save, to quit: a rank may have been asked to in the last step or
         after it, when no exchange could tell."""
-        worker, wishes = self.worker, self.worker.put_off
-        worker.put_off = None
+        worker, wishes = self.worker, self.worker.deferred
+        worker.deferred = None
         save = (wishes is not None and wishes.save) or self.saver.is_due(self.clock.step)
         quit = (wishes is not None and wishes.quit) or worker.orders.reason is not None
         votes = np.array([worker.stop_asked, save, quit], float)

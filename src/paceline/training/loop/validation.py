@@ -105,7 +105,9 @@ def _evaluate(
 def _known_to_all(world: World, sums: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     """The further sums that every rank with samples has, and their shapes."""
     own = {name: np.shape(value) for name, value in sums.items() if name not in _SUMS}
-    everyone = [other for other, samples in world.share((own, sums["samples"])) if samples]
+    everyone = [
+        other for other, samples in world.allgather_values((own, sums["samples"])) if samples
+    ]
     if not everyone:
         return {}
     first = everyone[0]

@@ -14,14 +14,14 @@ import numpy as np
 from paceline.checkpoint.saver import Saver
 from paceline.comm import World
 from paceline.config.run import RunConfig
-from paceline.data import Batch, Leg, Shard, Stream, dealt_batches, training_batches
+from paceline.data import Batch, EpochRemainder, Shard, Stream, granted_batches, training_batches
 from paceline.data.sampling.epochs import PREFETCH_DEPTH
 from paceline.errors import TrainingError
 from paceline.frameworks import Replica
 from paceline.observe import EventLog, Stopwatch
 from paceline.observe.trial import TrialLog, open_trial
-from paceline.runtime.stop_requests import Orders
-from paceline.sync import Exchange, FreeExchange, Meeting, Part
+from paceline.runtime.stop_requests import StopRequests
+from paceline.sync import AsynchronousExchange, Contribution, Exchange, StepOutcome
 from paceline.sync.replicas import check_equal
 from paceline.training.loop.clock import Clock
 
@@ -35,10 +35,10 @@ _LONGEST_LOT = 16
 
 
 @dataclass
-class Place:
+class EpochPosition:
     """Where a worker is in the epoch."""
 
-    leg: Leg
+    leg: EpochRemainder
     taken: int = 0
     """Batches of the leg that it has trained on."""
     ended: bool = False
@@ -89,28 +89,28 @@ class Worker:
     stop_asked: bool = False
     """Set it on any rank; all ranks stop after the step that follows."""
     stopped: bool = False
-    orders: Orders = field(default_factory=Orders)
+    orders: StopRequests = field(default_factory=StopRequests)
     saver: Saver | None = None
-    on_pause: Callable[[Meeting], None] = lambda meeting: None
+    on_pause: Callable[[StepOutcome], None] = lambda meeting: None
     """Called between two steps when all ranks are to save."""
     rejected: int = 0
     """Batches of this rank whose loss or gradients were not finite."""
-    place: Place = field(init=False)
-    put_off: Meeting | None = field(default=None, init=False)
+    place: EpochPosition = field(init=False)
+    deferred: StepOutcome | None = field(default=None, init=False)
     """Wishes that came with the last step of an epoch, to be heeded at its end."""
-    supposed: int = 0
+    estimated_samples: int = 0
     """Samples of the world since its last meeting, as far as this worker can know."""
     unknown: int = 0
     """How many there were more when all came together only to save."""
     _bytes_recorded: int = 0
-    dealt_to: int | None = None
+    numbered_for: int | None = None
     """For how many workers batches were numbered, if the run began with others."""
 
     _trial: TrialLog | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         exchange, workers = self.exchange, self.world.size
-        if isinstance(exchange, FreeExchange):
+        if isinstance(exchange, AsynchronousExchange):
             workers = len(exchange.roles.workers)
         self._trial = open_trial(self.world.rank, workers)
         self.begin_epoch()
@@ -118,7 +118,9 @@ class Worker:
     def begin_epoch(self) -> None:
         """At its first sample."""
         data = self.config.data
-        self.place = Place(Leg(self.world.size, data.batch_size * self.config.accumulate))
+        self.place = EpochPosition(
+            EpochRemainder(self.world.size, data.batch_size * self.config.accumulate)
+        )
 
     def train_epoch(self, source: Any, before: Callable[[], None], after: StepHook) -> float | None:
         """The epoch of the world from this worker's place in it; the mean training loss over all
@@ -126,7 +128,7 @@ class Worker:
         place = self.place
         feed = self._feed(source)
         began = self.watch.start()
-        meeting = self._go_on(self.exchange.settle(self.watch))
+        meeting = self._go_on(self.exchange.run_deferred(self.watch))
         while not _is_over(meeting):
             batch, more = feed.take()
             self.watch.lap("data")
@@ -155,24 +157,24 @@ class Worker:
             check_equal(self.world, self.replica)
             self.watch.lap("communication")
 
-    def _go_on(self, meeting: Meeting | None) -> Meeting | None:
+    def _go_on(self, meeting: StepOutcome | None) -> StepOutcome | None:
         """A meeting that a pause had put off; this worker's step has been counted."""
         if meeting is not None:
-            self.clock.catch_up(meeting.samples - self.supposed)
-            self.supposed = self.unknown = 0
+            self.clock.catch_up(meeting.samples - self.estimated_samples)
+            self.estimated_samples = self.unknown = 0
             meeting = self._pause_if_asked(meeting)
         return meeting
 
-    def _pause_if_asked(self, meeting: Meeting | None) -> Meeting | None:
+    def _pause_if_asked(self, meeting: StepOutcome | None) -> StepOutcome | None:
         """Save if all are to; then the meeting that counts, which the pause may have put off."""
-        if meeting is None or not meeting.pauses:
+        if meeting is None or not meeting.wants_pause:
             return meeting
-        if _is_over(meeting) and not meeting.put_off:
-            self.put_off = meeting
+        if _is_over(meeting) and not meeting.deferred:
+            self.deferred = meeting
             return meeting
         self.on_pause(meeting)
         self.watch.lap("communication")
-        return self._go_on(self.exchange.settle(self.watch)) if meeting.put_off else meeting
+        return self._go_on(self.exchange.run_deferred(self.watch)) if meeting.deferred else meeting
 
     def train_freely(
         self,
@@ -186,31 +188,31 @@ class Worker:
         `meanwhile` is called between steps, and while this worker waits for the last.
         """
         exchange = self.exchange
-        assert isinstance(exchange, FreeExchange)
-        exchange.ahead = min(exchange.period, _LONGEST_LOT)
-        exchange.ahead += PREFETCH_DEPTH * self.config.data.loaders
-        batches = self._dealt(source, exchange) if exchange.works else iter(())
+        assert isinstance(exchange, AsynchronousExchange)
+        exchange.batches_wanted = min(exchange.report_every, _LONGEST_LOT)
+        exchange.batches_wanted += PREFETCH_DEPTH * self.config.data.loaders
+        batches = self._dealt(source, exchange) if exchange.trains else iter(())
         began = self.watch.start()
-        while exchange.has_work(self.watch):
+        while exchange.has_batch(self.watch):
             batch = next(batches)
             self.watch.lap("data")
             before()
             loss, meeting = self._step(batch, more=True)
-            self.clock.locate(int(exchange.news.samples + exchange.supposed))
+            self.clock.locate(int(exchange.ledger_reply.samples + exchange.estimated_samples))
             after(loss, meeting.samples if meeting else 0)
             began = self._record(began, loss, batch)
             meanwhile()
-            if exchange.pauses and exchange.on_pause is not None:
+            if exchange.wants_pause and exchange.on_pause is not None:
                 exchange.on_pause()
         exchange.leave(self.watch, meanwhile)
-        self.stopped = exchange.news.stop
+        self.stopped = exchange.ledger_reply.stop
 
-    def _dealt(self, source: Any, exchange: FreeExchange) -> Iterator[Batch]:
+    def _dealt(self, source: Any, exchange: AsynchronousExchange) -> Iterator[Batch]:
         data = self.config.data
-        return dealt_batches(
+        return granted_batches(
             source,
             exchange.tickets,
-            workers=self.dealt_to or self.world.size,
+            workers=self.numbered_for or self.world.size,
             batch_size=data.batch_size * self.config.accumulate,
             seed=self.config.seed,
             shuffle=data.shuffle,
@@ -218,19 +220,19 @@ class Worker:
             loaders=data.loaders,
         )
 
-    def _count(self, batch: Batch | None, meeting: Meeting | None) -> int:
+    def _count(self, batch: Batch | None, meeting: StepOutcome | None) -> int:
         """Advance the clock by what the world took in this step.
 
         Between two meetings nobody knows, and all ranks are taken to be as quick as this one; the
         next meeting tells, and puts it right. One that only saves must change nothing.
         """
-        if meeting is None or meeting.put_off:
+        if meeting is None or meeting.deferred:
             samples = (batch.samples if batch is not None else 0) * self.world.size
-            self.supposed += samples
-            self.unknown = 0 if meeting is None else meeting.samples - self.supposed
+            self.estimated_samples += samples
+            self.unknown = 0 if meeting is None else meeting.samples - self.estimated_samples
         else:
-            samples = meeting.samples - self.supposed
-            self.supposed = self.unknown = 0
+            samples = meeting.samples - self.estimated_samples
+            self.estimated_samples = self.unknown = 0
         self.clock.advance(samples)
         return samples
 
@@ -277,7 +279,7 @@ class Worker:
             return _Feed(batches, None)
         return _Feed(batches, place.leg.batches(len(source), self.world.rank) - place.taken)
 
-    def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, Meeting | None]:
+    def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, StepOutcome | None]:
         config = self.config
         if config.schedule.moves:
             factor = config.schedule.factor(self.clock.epochs, config.epochs)
@@ -287,7 +289,7 @@ class Worker:
         loss = self._gradients(batch, weight)
         if loss is None:
             weight = 0.0
-        part = Part(
+        part = Contribution(
             samples,
             weight,
             more,
@@ -306,7 +308,7 @@ class Worker:
         return loss, self.exchange.after_step(part, self.watch) or meeting
 
     @staticmethod
-    def _is_to_step(weight: float, meeting: Meeting | None) -> bool:
+    def _is_to_step(weight: float, meeting: StepOutcome | None) -> bool:
         """Whether there is a gradient that the exchange has not used itself."""
         if meeting is None:
             return weight > 0
@@ -327,14 +329,14 @@ class Worker:
         parts = batch.split(self._parts_of(batch))
         for index, part in enumerate(parts):
             if index == len(parts) - 1:
-                self.exchange.announce(weight_in_step)
+                self.exchange.last_backward(weight_in_step)
             weight = part.samples / batch.samples
             part_loss = self.replica.gradients(part, weight=weight, add=index > 0)
             if not math.isfinite(part_loss):
                 self._reject(f"the loss is {part_loss}", part)
                 return None
             loss += weight * part_loss
-        if not self.exchange.checks_gradients and not self.replica.gradients_are_finite():
+        if not self.exchange.filters_nonfinite and not self.replica.gradients_are_finite():
             self._reject("a gradient is not finite", batch)
             return None
         return loss
@@ -358,6 +360,6 @@ class Worker:
         _log.warning("%s: rejected (%d of at most %d)", found, self.rejected, most)
 
 
-def _is_over(meeting: Meeting | None) -> TypeGuard[Meeting]:
+def _is_over(meeting: StepOutcome | None) -> TypeGuard[StepOutcome]:
     """Whether it was the last of the epoch, or of the run."""
     return meeting is not None and (meeting.stop or not meeting.more)

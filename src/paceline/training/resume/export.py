@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.checkpoint.saver import name_of
-from paceline.checkpoint.store import Store, newest_sound
+from paceline.checkpoint.store import Store, newest_valid
 from paceline.checkpoint.tree import Tree
 from paceline.comm import SoloWorld
 from paceline.core.safetensors import Array
@@ -96,7 +96,7 @@ def _read_checkpoint(
 ) -> tuple[str, PlainModel]:
     store = Store(run_dir / FOLDER)
     if name == NEWEST:
-        found = newest_sound(store, report)
+        found = newest_valid(store, report)
         if found is None:
             raise CheckpointError(
                 f"{run_dir} holds no sound checkpoint to export, and {_about_finished(run_dir)}"
@@ -185,7 +185,7 @@ def _parameters(resumed: Resumed) -> Vector:
 def _centre_of_weights(spec: Tree, exchange: Tree) -> Vector | None:
     """Where the rule has one that every worker knows."""
     rule: Any = make_rule(spec)
-    rule = getattr(rule, "carried_out_as", rule)
+    rule = getattr(rule, "resolve", rule)
     if not isinstance(rule, WeightRule) or exchange.get("state") is None:
         return None
     return rule.centre(exchange["state"])

@@ -17,16 +17,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.checkpoint.store import REMEDY, Store, newest_sound
+from paceline.checkpoint.store import REMEDY, Store, newest_valid
 from paceline.checkpoint.tree import Tree
 from paceline.comm import World
-from paceline.comm.rank0 import once
+from paceline.comm.rank0 import on_rank0
 from paceline.core.user_code import describe_failure
 from paceline.core.vectors import Vector
-from paceline.data import Leg
+from paceline.data import EpochRemainder
 from paceline.errors import CheckpointError, PacelineError
-from paceline.sync.parameter_server.make import SavedCentre
-from paceline.sync.saved import unpack
+from paceline.sync.saved import SavedCentre, unpack
 from paceline.training.resume.contents import check_common, check_facts, check_host, check_own
 
 FOLDER = "checkpoints"
@@ -153,18 +152,20 @@ class Resumed:
             total += total.dtype.type(share) * self._read_rank(rank)["parameters"]
         return total
 
-    def leg(self, samples: int | None, size: int, batch_size: int) -> tuple[Leg, int, bool]:
+    def leg(
+        self, samples: int | None, size: int, batch_size: int
+    ) -> tuple[EpochRemainder, int, bool]:
         """What is left of the epoch, how many batches of it this rank has had, and whether it is
         dealt as it was."""
         saved = self.common["leg"]
         ranges = None if saved["ranges"] is None else tuple(map(tuple, saved["ranges"]))
-        leg = Leg(saved["size"], saved["batch_size"], ranges)
+        leg = EpochRemainder(saved["size"], saved["batch_size"], ranges)
         if (leg.size, leg.batch_size) == (size, batch_size) and self.same_ranks:
             return leg, self.own["taken"], True
         taken = self.everybody(lambda part: part["taken"])
         if ranges is None and not any(taken):
-            return Leg(size, batch_size), 0, False
-        return Leg(size, batch_size, leg.rest(samples, taken)), 0, False
+            return EpochRemainder(size, batch_size), 0, False
+        return EpochRemainder(size, batch_size, leg.rest(samples, taken)), 0, False
 
     def share(self, name: str) -> float:
         """This rank's share of a sum over the epoch so far."""
@@ -182,7 +183,7 @@ def find_resumed(resume: str | None, run_dir: Path | None, world: World) -> Resu
     if resume is None or run_dir is None:
         return None
     store = Store(run_dir / FOLDER)
-    name = once(world, lambda: newest_sound(store, _log.warning))
+    name = on_rank0(world, lambda: newest_valid(store, _log.warning))
     if name is not None:
         return Resumed(store, name, world)
     if resume != "auto":

@@ -14,7 +14,7 @@ from paceline.training.resume.contents import copy_into
 from paceline.training.resume.resumed import Resumed
 
 if TYPE_CHECKING:
-    from paceline.training.loop.run import Run
+    from paceline.training.loop.run import TrainingRun
 
 _log = logging.getLogger("paceline.training")
 _CLOCK = ("samples_per_epoch", "epoch", "step", "samples", "samples_in_epoch")
@@ -22,7 +22,7 @@ _COUNTS = ("step", "samples", "samples_in_epoch")
 """Those of which a rank between two meetings has its own idea."""
 
 
-def capture_common(run: Run) -> Tree:
+def snapshot_common(run: TrainingRun) -> Tree:
     """What is the same for all ranks, from the one that leads; the arrays are copies."""
     replica, leg = run.replica, run.worker.place.leg
     tree: Tree = {
@@ -37,7 +37,7 @@ def capture_common(run: Run) -> Tree:
         "divergence": run.divergence.snapshot(),
         "run": run.snapshot(),
     }
-    if run.exchange.alike:
+    if run.exchange.replicas_stay_equal:
         tree["optimizer"] = replica.optimizer_state()
     locate_state = getattr(replica, "locate_state", None)
     if locate_state is not None:
@@ -45,7 +45,7 @@ def capture_common(run: Run) -> Tree:
     return tree
 
 
-def capture_own(run: Run, leaders_constants: int) -> Tree:
+def snapshot_rank(run: TrainingRun, leaders_constants: int) -> Tree:
     """What only this rank knows; `leaders_constants` is a hash of those that the leader saves."""
     worker, replica = run.worker, run.replica
     split = worker.watch.peek()
@@ -54,7 +54,7 @@ def capture_own(run: Run, leaders_constants: int) -> Tree:
         "exchange": run.exchange.snapshot(),
         "generators": generator_states(),
         "counts": {name: getattr(run.clock, name) for name in _COUNTS},
-        "supposed": worker.supposed,
+        "supposed": worker.estimated_samples,
         "taken": worker.place.taken,
         "ended": worker.place.ended,
         "loss_sum": worker.place.loss_sum,
@@ -64,7 +64,7 @@ def capture_own(run: Run, leaders_constants: int) -> Tree:
         "time": asdict(split),
         "callbacks": [_state_of(callback) for callback in run.trainer.callbacks],
     }
-    if not run.exchange.alike:
+    if not run.exchange.replicas_stay_equal:
         tree["parameters"] = replica.parameters().copy()
         tree["optimizer"] = replica.optimizer_state()
     constants = replica.constants()
@@ -73,7 +73,7 @@ def capture_own(run: Run, leaders_constants: int) -> Tree:
     return tree
 
 
-def take_up_replica(replica: Any, resumed: Resumed, same_optimizer: bool) -> None:
+def restore_replica(replica: Any, resumed: Resumed, same_optimizer: bool) -> None:
     """Before the exchange is made: the model, equal on all ranks, and this rank's optimizer."""
     with resumed.blamed():
         _take_up_replica(replica, resumed, same_optimizer)
@@ -96,7 +96,7 @@ def _take_up_replica(replica: Any, resumed: Resumed, same_optimizer: bool) -> No
         replica.accept_buffers()
 
 
-def take_up_run(run: Run, resumed: Resumed) -> None:
+def restore_run(run: TrainingRun, resumed: Resumed) -> None:
     """After the exchange is made: where this rank was."""
     with resumed.blamed():
         _take_up_counts(run, resumed)
@@ -107,7 +107,7 @@ def take_up_run(run: Run, resumed: Resumed) -> None:
                 accept(state)
 
 
-def _take_up_counts(run: Run, resumed: Resumed) -> None:
+def _take_up_counts(run: TrainingRun, resumed: Resumed) -> None:
     common, own, worker = resumed.common, resumed.own, run.worker
     for name in _CLOCK:
         setattr(run.clock, name, common["clock"][name])
@@ -118,13 +118,13 @@ def _take_up_counts(run: Run, resumed: Resumed) -> None:
     run.stopping.restore(common["stopping"])
     run.divergence.restore(common["divergence"])
     run.restore(common["run"])
-    if not run.exchange.alike:
+    if not run.exchange.replicas_stay_equal:
         copy_into(run.replica.parameters(), resumed.parameters(), "parameters")
         run.replica.accept_parameters()
     samples = None if not hasattr(run.train, "__len__") else len(run.train)
     batch_size = run.config.data.batch_size * run.config.accumulate
     place = worker.place
-    if not run.exchange.free:
+    if not run.exchange.asynchronous:
         place.leg, place.taken, same_leg = resumed.leg(samples, run.world.size, batch_size)
         place.ended = same_leg and own["ended"]
         if not same_leg and "put_off" in own["exchange"]:
@@ -136,7 +136,7 @@ def _take_up_counts(run: Run, resumed: Resumed) -> None:
         accept_generator_states(own["generators"])
         for name in _COUNTS:
             setattr(run.clock, name, own["counts"][name])
-        worker.supposed, worker.rejected = own["supposed"], own["rejected"]
+        worker.estimated_samples, worker.rejected = own["supposed"], own["rejected"]
         worker.watch.put_back(TimeSplit(**own["time"]))
     else:
         run.exchange.restore_shared(own["exchange"])
@@ -144,7 +144,7 @@ def _take_up_counts(run: Run, resumed: Resumed) -> None:
         seed_generators(seed)  # those of the first steps would come again
 
 
-def _true_clock(run: Run) -> Tree:
+def _true_clock(run: TrainingRun) -> Tree:
     """With all that the world has consumed, for ranks that go on as others."""
     clock: Tree = {name: getattr(run.clock, name) for name in _CLOCK}
     for name in ("samples", "samples_in_epoch"):

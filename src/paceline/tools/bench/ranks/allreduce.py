@@ -21,7 +21,7 @@ LEAST_CALLS, MOST_CALLS = 3, 100_000
 
 
 @dataclass(frozen=True)
-class Contestant:
+class SumContestant:
     """A call, the vector it reads, and the one it writes: the same, unless it copies."""
 
     call: Callable[[], Any]
@@ -29,7 +29,7 @@ class Contestant:
     target: Buffer | None = None
 
 
-Maker = Callable[[int], Contestant]
+Maker = Callable[[int], SumContestant]
 """Makes a contestant for so many float32."""
 
 
@@ -63,7 +63,7 @@ def _measure_size(
     return best
 
 
-def check_result(world: World, name: str, contestant: Contestant) -> None:
+def check_result(world: World, name: str, contestant: SumContestant) -> None:
     """A wrong sum is quick, too. The values differ from place to place, and are exact."""
     vector, target = contestant.vector, contestant.target
     pattern = (np.arange(vector.size) % 251).astype(vector.dtype)
@@ -73,7 +73,7 @@ def check_result(world: World, name: str, contestant: Contestant) -> None:
         right = vector == world.size * pattern + sum(range(world.size))
     else:
         right = target == pattern + world.rank
-    wrong = sum(world.share(int(np.count_nonzero(~right))))
+    wrong = sum(world.allgather_values(int(np.count_nonzero(~right))))
     if wrong:
         raise WorldError(
             f"{name} gave wrong values in {wrong} places, for {vector.size} elements on each of "
@@ -95,18 +95,18 @@ def _repeat(call: Callable[[], Any], times: int) -> None:
         call()
 
 
-def _ours(world: World, elements: int) -> Contestant:
+def _ours(world: World, elements: int) -> SumContestant:
     vector = world.make_buffer(elements, np.float32)  # as a message of the product lies
-    return Contestant(partial(world.all_reduce, vector), vector)
+    return SumContestant(partial(world.all_reduce, vector), vector)
 
 
 def _mpi(world: World, stack: ExitStack) -> Maker:
     communicator = raw_mpi()
     stack.callback(communicator.Free)
 
-    def make(elements: int) -> Contestant:
+    def make(elements: int) -> SumContestant:
         vector = np.empty(elements, np.float32)
-        return Contestant(raw_sum(communicator, vector), vector)
+        return SumContestant(raw_sum(communicator, vector), vector)
 
     return make
 
@@ -116,17 +116,17 @@ def _gloo(world: World, stack: ExitStack) -> Maker:
 
     stack.enter_context(gloo_group(world))
 
-    def make(elements: int) -> Contestant:
+    def make(elements: int) -> SumContestant:
         tensor = torch.empty(elements)
-        return Contestant(partial(torch.distributed.all_reduce, tensor), tensor.numpy())
+        return SumContestant(partial(torch.distributed.all_reduce, tensor), tensor.numpy())
 
     return make
 
 
 def _memcpy(world: World, stack: ExitStack) -> Maker:
-    def make(elements: int) -> Contestant:
+    def make(elements: int) -> SumContestant:
         vector, target = np.empty(elements, np.float32), np.zeros(elements, np.float32)
-        return Contestant(partial(np.copyto, target, vector), vector, target)
+        return SumContestant(partial(np.copyto, target, vector), vector, target)
 
     return make
 

@@ -16,7 +16,7 @@ from paceline.frameworks import limit_threads
 from paceline.runtime.resources import fair_threads
 from paceline.tools.bench.allreduce import render_size
 from paceline.tools.bench.harness import say
-from paceline.tools.bench.ranks.allreduce import Contestant, check_result, timed
+from paceline.tools.bench.ranks.allreduce import SumContestant, check_result, timed
 from paceline.tools.bench.ranks.peers import gloo_group
 from paceline.tools.bench.ranks.step import NETWORKS, WARM_UP, Learner, count_steps, time_steps
 from paceline.tools.bench.ranks.timing import best_of
@@ -43,7 +43,7 @@ def _measure_sum(
     for name, group in groups.items():
         tensor = torch.empty(nbytes // 4)
         call = partial(dist.all_reduce, tensor, group=group)
-        check_result(world, name, Contestant(call, tensor.numpy()))
+        check_result(world, name, SumContestant(call, tensor.numpy()))
         tensor.zero_()  # a sum of sums of sums would soon be infinite
         contestants[name] = timed(world, call, settings["span_s"])
     seconds = best_of(settings["rounds"], contestants)

@@ -46,7 +46,7 @@ _sgd = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
 @dataclass(frozen=True)
-class Contestant:
+class RuleContestant:
     """A rule, or none for DDP, and the optimizer of its workers."""
 
     rule: Rule | None
@@ -54,19 +54,19 @@ class Contestant:
 
 
 CONTESTANTS = {
-    PEER: Contestant(None),
-    "bsp float32": Contestant(BSP()),
-    "bsp bfloat16": Contestant(BSP(wire="bfloat16")),
-    "bsp float16": Contestant(BSP(wire="float16")),
-    "bsp int8": Contestant(BSP(wire="int8")),
-    "bsp powersgd": Contestant(BSP(wire="powersgd")),
-    "average every 16": Contestant(Average(every=16)),
-    "diloco every 16": Contestant(
+    PEER: RuleContestant(None),
+    "bsp float32": RuleContestant(BSP()),
+    "bsp bfloat16": RuleContestant(BSP(wire="bfloat16")),
+    "bsp float16": RuleContestant(BSP(wire="float16")),
+    "bsp int8": RuleContestant(BSP(wire="int8")),
+    "bsp powersgd": RuleContestant(BSP(wire="powersgd")),
+    "average every 16": RuleContestant(Average(every=16)),
+    "diloco every 16": RuleContestant(
         DiLoCo(every=16), partial(torch.optim.AdamW, lr=3e-4, fused=True)
     ),
-    "easgd every 16 overlap": Contestant(EASGD(every=16, overlap=True)),
+    "easgd every 16 overlap": RuleContestant(EASGD(every=16, overlap=True)),
     # The pushes of all workers add up, and asynchrony acts like momentum.
-    "downpour every 16 overlap": Contestant(
+    "downpour every 16 overlap": RuleContestant(
         Downpour(push_every=16, pull_every=16, overlap=True), partial(torch.optim.SGD, lr=0.1)
     ),
 }
@@ -118,7 +118,7 @@ def _measure_speed(
 
 
 def time_steps(
-    world: World, contestant: Contestant, model: nn.Module, batch: Batch, steps: int
+    world: World, contestant: RuleContestant, model: nn.Module, batch: Batch, steps: int
 ) -> float:
     """Seconds of so many steps, amidst others."""
     optimizer = contestant.make_optimizer(model.parameters())
@@ -128,7 +128,7 @@ def time_steps(
 
 
 def count_bytes(
-    world: World, contestant: Contestant, model: nn.Module, batch: Batch, steps: int
+    world: World, contestant: RuleContestant, model: nn.Module, batch: Batch, steps: int
 ) -> int:
     """The bytes that this host sends for so many steps, until the last of them has left."""
     optimizer = contestant.make_optimizer(model.parameters())
@@ -152,7 +152,7 @@ def _bytes_when_quiet(world: World) -> int:
     before = -_QUIET_BYTES
     for _ in range(_LOOKS):
         now = bytes_sent()
-        if max(world.share(now - before)) < _QUIET_BYTES:
+        if max(world.allgather_values(now - before)) < _QUIET_BYTES:
             break
         before = now
         sleep(_LOOK_S)
@@ -196,7 +196,7 @@ class Goal:
 
     def stop(self) -> None:
         """Let no time pass; the slowest rank says how much it was."""
-        self.seconds += max(self.world.share(perf_counter() - self._began))
+        self.seconds += max(self.world.allgather_values(perf_counter() - self._began))
 
     def look(self, model: nn.Module) -> None:
         """Measure the accuracy, each rank its share of the images."""
@@ -208,7 +208,9 @@ class Goal:
         return self.accuracy >= self._target or self.seconds >= self._limit_s
 
 
-def train_to(goal: Goal, contestant: Contestant, model: nn.Module, train: Any) -> dict[str, float]:
+def train_to(
+    goal: Goal, contestant: RuleContestant, model: nn.Module, train: Any
+) -> dict[str, float]:
     """Seconds of training until what a user gets at the end reaches the goal, and its accuracy.
 
     The replicas tell when to end, and then the result is looked at: where it is a centre that lags
@@ -254,7 +256,7 @@ def measure_accuracy(world: World, model: nn.Module, source: Any) -> float:
             guesses = model(torch.from_numpy(batch.inputs)).argmax(dim=1)
         correct += int((guesses == torch.from_numpy(batch.targets)).sum())
         samples += batch.samples
-    found = world.share((correct, samples))
+    found = world.allgather_values((correct, samples))
     return sum(right for right, _ in found) / sum(seen for _, seen in found)
 
 

@@ -78,7 +78,7 @@ _CONTESTANTS: dict[str, Callable[..., AbstractContextManager[Module]]] = {
 def _resident(world: World) -> int:
     """The sum over the ranks, while all of them hold what they hold."""
     world.barrier()
-    total = sum(world.share(resident_bytes()))
+    total = sum(world.allgather_values(resident_bytes()))
     world.barrier()
     return total
 
@@ -91,7 +91,7 @@ def _held(world: World, model: Module) -> int:
         for tensor in [*model.parameters(), *_states()]
     }
     everyone: dict[str, int] = {}
-    for part in world.share(mine):
+    for part in world.allgather_values(mine):
         everyone |= part
     return sum(everyone.values())
 

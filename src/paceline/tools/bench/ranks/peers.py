@@ -49,7 +49,7 @@ def _open_store(world: World, address: str) -> Any:
             address, 0, world.size, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
         )
         port = store.port
-    port = world.tell(port)
+    port = world.bcast_value(port)
     return store or TCPStore(address, port, world.size, is_master=False, timeout=_TIMEOUT)
 
 

@@ -68,7 +68,7 @@ def _in_node_memory(world: World, workers: World, sizes: list[int], exchanges: i
 
 
 def _at_a_server_rank(world: World, workers: World, sizes: list[int], exchanges: int) -> float:
-    return world.tell(_keep_meeting(world, workers, sizes, exchanges, servers=1))
+    return world.bcast_value(_keep_meeting(world, workers, sizes, exchanges, servers=1))
 
 
 def _keep_meeting(
@@ -100,8 +100,8 @@ def _naively(world: World, workers: World, comm: Any, sizes: list[int], exchange
     else:
         serve(comm, arrays, FORCE, WORKERS)
         centre = _sample(arrays)
-    check_exchanges(world, before, world.tell(centre, root=WORKERS))
-    return world.tell(seconds)
+    check_exchanges(world, before, world.bcast_value(centre, root=WORKERS))
+    return world.bcast_value(seconds)
 
 
 def _views(model: Any) -> Arrays:
@@ -132,7 +132,7 @@ def _sample(arrays: Arrays) -> list[float]:
 
 def check_exchanges(world: World, replica: list[float], centre: list[float]) -> None:
     """Wrong exchanges are quick, too: what replicas and centre are together must not change."""
-    replicas = [np.array(values) for values in world.share(replica) if values]
+    replicas = [np.array(values) for values in world.allgather_values(replica) if values]
     total = np.sum([*replicas, np.array(centre)], axis=0)
     expected = sum(range(1, WORKERS + 1))
     if np.abs(total - expected).max() > 1e-3 * expected or min(centre) < 0.1:
@@ -145,7 +145,7 @@ def check_exchanges(world: World, replica: list[float], centre: list[float]) -> 
 def _rest(world: World) -> float:
     """Sleep until the others are through: who waits in MPI would take a core from them."""
     seconds = np.empty(1)
-    wait_until(world.expect(seconds, 0, _TAG).done)
+    wait_until(world.irecv(seconds, 0, _TAG).done)
     return float(seconds[0])
 
 

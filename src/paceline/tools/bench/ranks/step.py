@@ -17,14 +17,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.comm import World, wait_until
-from paceline.core.quantities import Period
 from paceline.frameworks import limit_threads
 from paceline.models.alexnet import alexnet
 from paceline.models.inception import inception
 from paceline.models.lstm import SentenceLSTM
 from paceline.models.mlp import mlp
 from paceline.models.mnist import MNISTNetwork
-from paceline.rules import Gossip, Rule, make_rule
+from paceline.rules import CentreRule, Gossip, Rule, WeightRule, make_rule
 from paceline.runtime.resources import fair_threads
 from paceline.tools.bench.harness import say
 from paceline.tools.bench.ranks.peers import gloo_group
@@ -108,7 +107,7 @@ def measure(world: World, settings: dict[str, Any]) -> list[dict[str, Any]]:
             "ddp-gloo": partial(time_steps, world, ddp, steps),
         }
         copies_bytes = vector_bytes(plain.model) * world.size
-        groups = group_rules(rules, copies_bytes, world.tell(available_bytes()))
+        groups = group_rules(rules, copies_bytes, world.bcast_value(available_bytes()))
         return [
             _measure_group(world, network, peers, group, steps, settings["rounds"])
             for group in groups
@@ -153,7 +152,7 @@ def time_alone(world: World, learner: Learner, steps: int) -> float:
     seconds = np.zeros(1)
     world.barrier()
     if world.rank:
-        wait_until(world.expect(seconds, 0, _TAG).done, _LOOK_EVERY_S)
+        wait_until(world.irecv(seconds, 0, _TAG).done, _LOOK_EVERY_S)
         return float(seconds[0])
     began = perf_counter()
     learner.train(steps)
@@ -171,7 +170,7 @@ def count_steps(world: World, learner: Learner, round_s: float) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """A rule's round: how many steps, and how many lie between two meetings (None: an epoch)."""
 
     steps: int
@@ -184,24 +183,25 @@ class Plan:
         return {"steps": self.steps, "meets every": every if timed else f"{every}, not timed"}
 
 
-def plan_round(rule: Rule, steps: int) -> Plan:
+def plan_round(rule: Rule, steps: int) -> RoundPlan:
     """Whole periods of the rule, if that is not much longer: so a round has its share of meetings.
 
     >>> plan_round(make_rule("easgd"), 16), plan_round(make_rule("diloco"), 16)
-    (Plan(steps=20, period=10), Plan(steps=16, period=500))
+    (RoundPlan(steps=20, period=10), RoundPlan(steps=16, period=500))
     """
     period = _period(rule)
     if period is None or period > max(steps, _LONGEST_PERIOD):
-        return Plan(steps, period)
-    return Plan(-(-steps // period) * period, period)
+        return RoundPlan(steps, period)
+    return RoundPlan(-(-steps // period) * period, period)
 
 
 def _period(rule: Rule) -> int | None:
     """Steps between two meetings; on average, where chance decides."""
     if isinstance(rule, Gossip):
         return round(1 / rule.probability)
-    period = getattr(rule, "period", 1)
-    return period.steps if isinstance(period, Period) else int(period)
+    if isinstance(rule, CentreRule):
+        return rule.report_every
+    return rule.period.steps if isinstance(rule, WeightRule) else 1
 
 
 def vector_bytes(model: nn.Module) -> int:

@@ -1,0 +1,107 @@
+import argparse
+import functools
+import os
+import sys
+
+import pytest
+
+from paceline.cli import rank_options as ranks
+from paceline.launch.mpirun_command import Mpirun
+from paceline.launch.supervise import JobResult
+
+HEAD = (sys.executable, "-m", "paceline")
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The jobs that were started, with the number of the restart; all of them fail."""
+    jobs = []
+
+    def start(kind, job, restart, launcher=None):
+        jobs.append((kind, job.command, restart))
+        return JobResult(1)
+
+    monkeypatch.setattr(ranks, "find_mpirun", lambda: Mpirun("mpirun", "openmpi"))
+    monkeypatch.setattr(ranks, "start_ranks", functools.partial(start, "ranks"))
+    monkeypatch.setattr(ranks, "start_alone", functools.partial(start, "alone"))
+    patient = functools.partial(ranks.run_with_restarts, sleep=lambda seconds: None)
+    monkeypatch.setattr(ranks, "run_with_restarts", patient)
+    yield jobs
+    for name in ("PACELINE_RANKS", "PACELINE_RESTART"):
+        os.environ.pop(name, None)
+
+
+def parse(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    ranks.add_rank_options(parser)
+    return parser.parse_args(words)
+
+
+def never() -> int:
+    raise AssertionError("this process is no rank")
+
+
+@pytest.mark.parametrize(("number", "kind"), [("1", "alone"), ("2", "ranks")])
+def test_a_restart_takes_the_command_for_it(started, number, kind):
+    args = parse("-n", number, "--restarts", "2")
+    resumes = iter((["train", "--resume", "a"], ["train", "--resume", "b"]))
+    assert ranks.start_or_join(args, ["train"], never, again=lambda: next(resumes)) == 1
+    assert started == [
+        (kind, (*HEAD, "train"), 0),
+        (kind, (*HEAD, "train", "--resume", "a"), 1),
+        (kind, (*HEAD, "train", "--resume", "b"), 2),
+    ]
+
+
+def test_without_a_command_for_it_a_restart_takes_the_same(started):
+    ranks.start_or_join(parse("-n", "2", "--restarts", "1"), ["train"], never)
+    assert started == [("ranks", (*HEAD, "train"), restart) for restart in (0, 1)]
+
+
+def test_one_rank_without_restarts_is_this_process(started):
+    assert ranks.start_or_join(parse("-n", "1"), ["train"], lambda: 7) == 7
+    assert started == []
+
+
+@pytest.mark.parametrize(("taken", "starts"), [(0, 1), (1, 2), (9, 3)])
+def test_a_port_that_is_taken_is_another_start_but_no_restart(
+    started, monkeypatch, capsys, taken, starts
+):
+    told = []
+
+    def start(job, restart, launcher):
+        told.append((job.variables["MASTER_PORT"], restart))
+        return JobResult(1, port_taken=len(told) <= taken)
+
+    monkeypatch.setattr(ranks, "start_ranks", start)
+    assert ranks.start_or_join(parse("-n", "2"), ["run"], never, for_torch=True) == 1
+    assert len({port for port, _ in told}) == len(told) == starts
+    assert {restart for _, restart in told} == {0}
+    assert capsys.readouterr().err.count("with another port") == starts - 1
+
+
+def test_only_scripts_for_torch_are_told_where_to_meet(started, monkeypatch):
+    jobs = []
+    monkeypatch.setattr(ranks, "start_ranks", lambda job, *_: jobs.append(job) or JobResult(0))
+    ranks.start_or_join(parse("-n", "2"), ["train"], never)
+    assert jobs[0].variables == {}
+
+
+@pytest.mark.parametrize("for_torch", [False, True])
+def test_gpus_are_left_to_scripts_for_torch(monkeypatch, for_torch):
+    """They choose theirs by LOCAL_RANK, so they must see all; `paceline.init` deals them."""
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    ranks.start_or_join(parse(), ["run"], lambda: 0, for_torch=for_torch)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ("4,5" if for_torch else "5")
+
+
+@pytest.mark.parametrize("asked", [(), ("-n", "1")])
+def test_the_rank_that_was_started_alone_starts_no_other(started, monkeypatch, asked):
+    monkeypatch.setenv("PACELINE_RANKS", "1")
+    monkeypatch.setenv("PACELINE_RESTART", "0")
+    assert ranks.start_or_join(parse(*asked, "--restarts", "2"), ["train"], lambda: 7) == 7
+    assert started == []

@@ -1,0 +1,3 @@
+"""Ranks that are threads of one process."""
+
+from support.warm_kernels import warm_kernels  # noqa: F401
