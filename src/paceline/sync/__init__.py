@@ -48,6 +48,9 @@ class Exchange(Protocol):
     filters_nonfinite: bool
     """Whether it keeps gradients that are not finite out of the step by itself."""
 
+    steps_optimizer: bool
+    """Whether `before_step` also takes the optimizer's step; nobody else may then."""
+
     @property
     def bytes_sent(self) -> int:
         """Since the start, by this rank."""

@@ -104,7 +104,7 @@ class Pace:
     @property
     def steps_itself(self) -> bool:
         """Whether the exchange moves the parameters, and the user's optimizer must not."""
-        return isinstance(self._exchange, SharedParametersExchange)
+        return self._exchange.steps_optimizer
 
     def weigh(self, weight: float) -> None:
         """Say what the next step's gradient stands for, if not samples: tokens, for example.
@@ -135,7 +135,7 @@ class Pace:
         meeting = self._exchange.before_step(part, self._watch)
         if meeting is not None and meeting.rejected:
             self._note_rejected()
-        if self._clip_norm is not None and not (meeting and meeting.applied):
+        if self._clip_norm is not None and not self._exchange.steps_optimizer:
             self._loop.clip(self._clip_norm)
 
     def after_step(self) -> None:
@@ -166,7 +166,7 @@ class Pace:
         while self.world.size > 1 or self._exchange.asynchronous:
             self._loop.clear_gradients()
             meeting = self._exchange.before_step(Contribution(), self._watch)
-            if meeting is not None and meeting.more and meeting.weight and not meeting.applied:
+            if meeting is not None and meeting.more and meeting.weight and not self.steps_itself:
                 if self._clip_norm is not None:
                     self._loop.clip(self._clip_norm)
                 self._loop.apply()

@@ -33,6 +33,7 @@ class AsynchronousExchange(ABC):
     """
 
     asynchronous, replicas_stay_equal, filters_nonfinite = True, False, False
+    steps_optimizer = False
     report_every: int
     """Steps between two reports."""
 

@@ -21,6 +21,7 @@ class GradientExchange:
     """
 
     asynchronous, trains, replicas_stay_equal, filters_nonfinite = False, True, True, False
+    steps_optimizer = False
 
     def __init__(self, world: World, replica: Any, rule: BSP, number: int = 0) -> None:
         self._replica, self._rule = replica, rule

@@ -44,8 +44,6 @@ class StepOutcome(NamedTuple):
     """Some rank has a further batch in this epoch."""
     stop: bool
     """Some rank asks to stop."""
-    applied: bool = False
-    """The exchange has taken the optimizer's step, too."""
     save: bool = False
     """All are to save what they have now."""
     quit: bool = False

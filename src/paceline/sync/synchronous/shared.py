@@ -49,6 +49,7 @@ class SharedParametersExchange:
     """
 
     asynchronous, trains, replicas_stay_equal, filters_nonfinite = False, True, True, True
+    steps_optimizer = True
 
     def __init__(self, world: World, replica: Any, rule: BSP, frame: ExchangeContext) -> None:
         self._world, self._replica, self._rule = world, replica, rule
@@ -156,7 +157,6 @@ class SharedParametersExchange:
             weight,
             more > 0,
             stop > 0,
-            applied=True,
             save=save > 0,
             quit=quit > 0,
             rejected=rejected,

@@ -24,6 +24,7 @@ class WeightExchange:
     """
 
     asynchronous, trains, replicas_stay_equal, filters_nonfinite = False, True, False, False
+    steps_optimizer = False
 
     def __init__(self, world: World, replica: Any, rule: WeightRule, number: int = 0) -> None:
         self._replica, self._rule, self._alone = replica, rule, world.size == 1

@@ -307,12 +307,11 @@ class Worker:
             self.replica.apply()
         return loss, self.exchange.after_step(part, self.watch) or meeting
 
-    @staticmethod
-    def _is_to_step(weight: float, meeting: StepOutcome | None) -> bool:
+    def _is_to_step(self, weight: float, meeting: StepOutcome | None) -> bool:
         """Whether there is a gradient that the exchange has not used itself."""
         if meeting is None:
             return weight > 0
-        return meeting.weight > 0 and not meeting.applied
+        return meeting.weight > 0 and not self.exchange.steps_optimizer
 
     def _parts_of(self, batch: Batch) -> int:
         """In how many parts to compute: none larger than a batch, none of a single sample."""
