@@ -340,7 +340,7 @@ def wrong_things_are_named(folder):
             make_replica(build(), "mse", SGD)
     for optimizer, why in (
         ({"name": "adm"}, "Did you mean 'adam"),
-        ({"name": "adam", "momentum": 0.9}, "no setting momentum; it takes lr, beta_1"),
+        ({"name": "adam", "momentum": 0.9}, "no setting momentum; it takes: lr, beta_1"),
         (lambda _: 3, "is a int, and a Keras model needs"),
     ):
         with pytest.raises(ConfigError, match=why):

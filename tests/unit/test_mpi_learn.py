@@ -133,7 +133,7 @@ def test_synchronous_workers_need_no_master():
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("adam",), {"sync_evry": 2}, r"no option sync_evry; .* Did you mean sync_every\?"),
+        (("adam",), {"sync_evry": 2}, r"no option sync_evry; .* Did you mean 'sync_every'\?"),
         (("sgd",), {"beta_1": 0.9}, "optimizer sgd has no option beta_1"),
         ((None,), {"mode": "easgd", "learning_rate": 1}, "easgd has no master's optimizer"),
         (("adam",), {"mode": "gem"}, "mode is 'gem', expected one of: sgd, downpour, easgd"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from paceline.config.safe_yaml import MOST_BYTES, load_yaml, show
 from paceline.config.schedules import Constant, Cosine, Step
 from paceline.config.stopping import StopConfig, parse_target
 from paceline.core.regular_files import open_regular
+from paceline.core.suggestions import nearest
 from paceline.errors import ConfigError
 from paceline.rules import Rule
 
@@ -195,9 +195,9 @@ def _explain(fault: Any) -> str:
     name = ".".join(part for part in place if part not in ("constant", "step", "cosine"))
     if fault["type"] == "extra_forbidden":
         valid = list((section or RunConfig).model_fields)
-        near = difflib.get_close_matches(place[-1], valid, n=1)
+        near = nearest(place[-1], valid)
         prefix = name.rpartition(".")[0]
-        hint = f"did you mean {prefix + '.' if prefix else ''}{near[0]}? " if near else ""
+        hint = f"did you mean {prefix + '.' if prefix else ''}{near}? " if near else ""
         if name in _ELSEWHERE:
             hint = f"did you mean {_ELSEWHERE[name]}? "
         return f"{_named(name)} is not a setting; {hint}(valid here: {', '.join(valid)})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +10,7 @@ from paceline.config.reading import combine, read_yaml
 from paceline.config.run import RunConfig
 from paceline.config.safe_yaml import show
 from paceline.config.theano_mpi_keys import KEYS, MODES, Known, Told
+from paceline.core.suggestions import nearest
 from paceline.errors import ConfigError
 
 _MARKS = {"sync_rule", "sync_start", "avg_freq", "sync_freq", "exch_strategy", "n_epochs", *MODES}
@@ -90,8 +90,8 @@ def _read(known: Known) -> tuple[dict[str, Told], list[str]]:
 
 
 def _explain_unknown(key: Any) -> str:
-    near = difflib.get_close_matches(str(key)[:60], [*KEYS, *RunConfig.model_fields], 1)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    near = nearest(key, [*KEYS, *RunConfig.model_fields])
+    hint = f"; did you mean {near}?" if near else ""
     return f"{show(key)} is not a setting of Theano-MPI, nor of today{hint}"
 
 

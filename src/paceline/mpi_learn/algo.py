@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.core.suggestions import did_you_mean, unknown_name
 from paceline.errors import ConfigError
 
 _SERVER_SETTINGS: dict[str, dict[str, tuple[str, float]]] = {
@@ -59,7 +59,7 @@ class Algo:
         settings = {name: options.pop(name, usual) for name, usual in _OPTIONS.items()}
         self.mode: str = settings["mode"]
         if self.mode not in _MODES:
-            raise ConfigError(f"mode is {self.mode!r}, expected one of: {', '.join(_MODES)}")
+            raise ConfigError(unknown_name("mode", self.mode, _MODES))
         self.loss: Any = settings["loss"]
         self.validate_every: int | None = settings["validate_every"]
         self.sync_every: int = settings["sync_every"]
@@ -80,8 +80,7 @@ class Algo:
         """The master's optimizer in Paceline's words; every keyword must be known."""
         elastic = _MODES[self.mode] == "easgd"
         if not elastic and name not in _SERVER_SETTINGS:
-            known = ", ".join(_SERVER_SETTINGS)
-            raise ConfigError(f"optimizer is {name!r}, expected one of: {known}")
+            raise ConfigError(unknown_name("optimizer", name, _SERVER_SETTINGS))
         takes = {} if elastic else _SERVER_SETTINGS[str(name)]
         for unknown in given:
             if unknown not in takes:
@@ -133,6 +132,5 @@ def _explain_unknown(name: str, optimizer: str | None, takes: list[str]) -> str:
         owner, valid = "mode easgd has no master's optimizer, so Algo", list(_OPTIONS)
     else:
         owner, valid = f"Algo with optimizer {optimizer}", [*_OPTIONS, *takes]
-    near = difflib.get_close_matches(name, valid, n=1)
-    hint = f" Did you mean {near[0]}?" if near else ""
-    return f"{owner} has no option {name}; it takes: {', '.join(valid)}.{hint}"
+    hint = did_you_mean(name, valid)
+    return f"{owner} has no option {name}; it takes: {', '.join(valid)}{hint}"

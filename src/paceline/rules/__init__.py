@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.core.suggestions import unknown_name, unknown_settings
 from paceline.errors import ConfigError
 from paceline.rules.average import Average
 from paceline.rules.base import CentreRule, PushTerms
@@ -56,14 +56,8 @@ def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:
     settings = dict(spec)
     name = settings.pop("name")
     if name not in RULES:
-        near = difflib.get_close_matches(str(name), RULES, n=1)
-        hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ConfigError(f"rule is '{name}', expected one of: {', '.join(RULES)}.{hint}")
+        raise ConfigError(unknown_name("rule", name, RULES))
     known = [field.name for field in dataclasses.fields(RULES[name])]
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        raise ConfigError(
-            f"rule {name} has no setting {', '.join(unknown)}; "
-            + (f"it takes: {', '.join(known)}" if known else "it takes none")
-        )
+    if wrong := unknown_settings(f"rule {name}", settings, known):
+        raise ConfigError(wrong)
     return RULES[name](**settings)

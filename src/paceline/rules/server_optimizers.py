@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from paceline.core.suggestions import unknown_name, unknown_settings
 from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
 from paceline.rules.base import pieces
@@ -184,16 +185,11 @@ def make_server_optimizer(spec: str | Mapping[str, Any]) -> ServerOptimizer:
     settings = dict(spec) if isinstance(spec, Mapping) else {"name": spec}
     name = settings.pop("name", None)
     if not isinstance(name, str) or name not in SERVER_OPTIMIZERS:
-        names = ", ".join(SERVER_OPTIMIZERS)
-        raise ConfigError(f"rule.server_optimizer is {name!r}, expected one of: {names}")
+        raise ConfigError(unknown_name("rule.server_optimizer", name, SERVER_OPTIMIZERS))
     kind: Any = SERVER_OPTIMIZERS[name]
     known = [field.name for field in dataclasses.fields(kind)]
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        raise ConfigError(
-            f"rule.server_optimizer {name} has no setting {', '.join(map(str, unknown))}; "
-            f"it takes: {', '.join(known)}"
-        )
+    if wrong := unknown_settings(f"rule.server_optimizer {name}", settings, known):
+        raise ConfigError(wrong)
     optimizer: ServerOptimizer = kind(**settings)
     return optimizer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -14,15 +13,20 @@ import numpy as np
 from paceline.core.vectors import checksum
 from paceline.errors import CheckpointError, ConfigError, ReplicaError
 from paceline.frameworks.keras.vectors import read, write
+from paceline.frameworks.optimizers_by_name import NamedOptimizers
 
 _NO_CHOICE = ("optimizer", "lossscaleoptimizer")
-OPTIMIZERS: dict[str, Any] = {
-    name.lower(): value
-    for name, value in vars(keras.optimizers).items()
-    if inspect.isclass(value)
-    and issubclass(value, keras.optimizers.Optimizer)
-    and name.lower() not in _NO_CHOICE
-}
+_OPTIMIZERS = NamedOptimizers(
+    {
+        name.lower(): value
+        for name, value in vars(keras.optimizers).items()
+        if inspect.isclass(value)
+        and issubclass(value, keras.optimizers.Optimizer)
+        and name.lower() not in _NO_CHOICE
+    },
+    not_settings=("name", "kwargs"),
+    rate="learning_rate",
+)
 
 
 def make_optimizer(spec: Mapping[str, Any] | Callable[..., Any], variables: Sequence[Any]) -> Any:
@@ -31,34 +35,13 @@ def make_optimizer(spec: Mapping[str, Any] | Callable[..., Any], variables: Sequ
     The name is any class of keras.optimizers, in any case; the other keys are its own arguments,
     and `lr` is `learning_rate`.
     """
-    optimizer = spec(variables) if callable(spec) else _by_name(spec)
+    optimizer = spec(variables) if callable(spec) else _OPTIMIZERS.find(spec).make()
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             f"the optimizer is a {type(optimizer).__name__}, and a Keras model needs one of "
             "keras.optimizers"
         )
     return optimizer
-
-
-def _by_name(spec: Mapping[str, Any]) -> Any:
-    name = str(spec["name"])
-    kind = OPTIMIZERS.get(name.lower())
-    if kind is None:
-        near = difflib.get_close_matches(name.lower(), OPTIMIZERS, n=1)
-        hint = f". Did you mean '{near[0]}'?" if near else ""
-        valid = ", ".join(sorted(OPTIMIZERS))
-        raise ConfigError(f"optimizer is '{name}', expected one of: {valid}{hint}")
-    renamed = {"learning_rate" if key == "lr" else key: value for key, value in spec.items()}
-    settings = {key: v for key, v in renamed.items() if key != "name" and v is not None}
-    known = [key for key in inspect.signature(kind).parameters if key not in ("name", "kwargs")]
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        shown = ", ".join("lr" if key == "learning_rate" else key for key in known)
-        raise ConfigError(f"optimizer {name} has no setting {', '.join(unknown)}; it takes {shown}")
-    try:
-        return kind(**settings)
-    except Exception as error:  # each checks its settings in its own way
-        raise ConfigError(f"optimizer {name}: {error}") from error
 
 
 def check_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,8 +10,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
-from paceline.core.user_code import describe_failure
+from paceline.core.suggestions import unknown_name
 from paceline.errors import ConfigError, DataError
+from paceline.frameworks.optimizers_by_name import NamedOptimizers
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
@@ -87,20 +87,20 @@ LOSSES: dict[str, Loss] = {
     "huber": Loss(F.huber_loss, "values"),
 }
 
-_OPTIMIZERS: dict[str, Any] = {
-    name.lower(): value
-    for name, value in vars(torch.optim).items()
-    if inspect.isclass(value)
-    and issubclass(value, torch.optim.Optimizer)
-    and value is not torch.optim.Optimizer
-}
-
-_UNFIT = {
-    "lbfgs": "it asks for several gradients per step",
-    "sparseadam": "gradients are exchanged dense; use adam",
-}
-
-_NOT_SETTINGS = ("self", "params", "named_parameters")
+_OPTIMIZERS = NamedOptimizers(
+    {
+        name.lower(): value
+        for name, value in vars(torch.optim).items()
+        if inspect.isclass(value)
+        and issubclass(value, torch.optim.Optimizer)
+        and value is not torch.optim.Optimizer
+    },
+    not_settings=("params", "named_parameters"),
+    unfit={
+        "lbfgs": "it asks for several gradients per step",
+        "sparseadam": "gradients are exchanged dense; use adam",
+    },
+)
 
 
 def find_loss(loss: str | LossFunction) -> Loss:
@@ -113,9 +113,7 @@ def find_loss(loss: str | LossFunction) -> Loss:
             "models of Keras"
         )
     if loss not in LOSSES:
-        raise ConfigError(
-            f"loss is '{loss:.100}', expected one of: {', '.join(LOSSES)}{_near(loss)}"
-        )
+        raise ConfigError(unknown_name("loss", loss, LOSSES))
     return LOSSES[loss]
 
 
@@ -129,29 +127,13 @@ def make_optimizer(
     """
     if callable(spec):
         return spec(parameters)
-    settings = {key: value for key, value in spec.items() if key != "name" and value is not None}
-    name = str(spec["name"])
-    kind = _OPTIMIZERS.get(name.lower())
-    if kind is None:
-        valid = ", ".join(sorted(_OPTIMIZERS))
-        raise ConfigError(f"optimizer is '{name:.100}', expected one of: {valid}{_near(name)}")
-    if name.lower() in _UNFIT:
-        raise ConfigError(f"optimizer {name} cannot be used here: {_UNFIT[name.lower()]}")
-    found = inspect.signature(kind).parameters
-    known = {key: found[key] for key in found if key not in _NOT_SETTINGS}
-    unknown = [key for key in settings if key not in known]
-    if unknown:
-        raise ConfigError(
-            f"optimizer {name} has no setting {', '.join(unknown)}; it takes: {', '.join(known)}"
-        )
-    for key, value in settings.items():
-        expected = expected_kind(value, known[key].default)
+    found = _OPTIMIZERS.find(spec)
+    for key, value in found.settings.items():
+        expected = expected_kind(value, found.defaults[key])
         if expected is not None:
-            raise ConfigError(f"optimizer {name}: {key} is {value!r}, expected {expected}")
-    try:
-        return kind(parameters, **settings)
-    except Exception as error:  # each checks its settings in its own way
-        raise ConfigError(f"optimizer {name}: {describe_failure(error)}") from error
+            raise ConfigError(f"optimizer {found.name}: {key} is {value!r}, expected {expected}")
+    optimizer: torch.optim.Optimizer = found.make(parameters)
+    return optimizer
 
 
 def expected_kind(value: Any, usual: Any) -> str | None:
@@ -171,8 +153,3 @@ def expected_kind(value: Any, usual: Any) -> str | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float | torch.Tensor) and not isinstance(value, bool)
-
-
-def _near(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), [*LOSSES, *_OPTIMIZERS], n=1)
-    return f". Did you mean '{near[0]}'?" if near else ""
