@@ -157,7 +157,7 @@ class WeightExchange:
         )
         if self._state is None:
             meeting = StepOutcome(
-                int(part.samples), part.weight, part.more, part.stop, False, part.save, part.quit
+                int(part.samples), part.weight, part.more, part.stop, part.save, part.quit
             )
             if save_only:
                 meeting = meeting._replace(deferred=True)
