@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 from paceline.cluster.detect import detect
 from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
-from paceline.cluster.schedulers.allocation import Allocation, read_allocation
+from paceline.cluster.schedulers import read_allocation
+from paceline.cluster.schedulers.interface import Allocation
 from paceline.errors import ConfigError, LaunchError
 from paceline.tools.doctor.diagnose import Question, diagnose
 from paceline.tools.doctor.page import Diagnosis, render_json, render_page

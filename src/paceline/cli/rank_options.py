@@ -15,7 +15,7 @@ from paceline.cluster.cores import THREAD_VARIABLES, available_cores, most_threa
 from paceline.cluster.detect import Environment, detect
 from paceline.cluster.gpus import assign_gpus
 from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
-from paceline.cluster.schedulers.allocation import read_allocation
+from paceline.cluster.schedulers import read_allocation
 from paceline.errors import LaunchError
 from paceline.launch.limits import check_folder, check_limits, complete_environment
 from paceline.launch.mpirun import find_mpirun, start_alone, start_ranks

@@ -59,16 +59,6 @@ _LISTS: tuple[tuple[str, str, str, str], ...] = (
     ("after", "--after", "ID[,ID]", "start when these jobs have ended well"),
     ("extra", "--extra", "TEXT", "a directive as the scheduler writes it; may be repeated"),
 )
-_UNTRIED = "Its scripts are tested against recorded ones, but have not met a real cluster yet. "
-_NOTES = {
-    "slurm": "",
-    "sge": "A slot stands for a core: nodes x ranks x threads slots are asked for. How they lie on "
-    "the nodes is up to the parallel environment. --memory-per-rank asks for mem_free, "
-    "--gpus-per-node for gpu, --account for a project; --after waits for the end of "
-    "jobs, good or bad. ",
-    "pbs": f"{_UNTRIED}A job that has saved hands in its successor; arrays do not. ",
-    "lsf": _UNTRIED,
-}
 
 
 def add_parser(commands: Any) -> None:
@@ -87,8 +77,8 @@ def _add_scheduler(schedulers: Any, key: str, scheduler: Scheduler) -> None:
         key,
         help=f"by {scheduler.TITLE}",
         usage=f"paceline submit {key} [RESOURCES] -- train ... | run ...",
-        description=f"Hand a command to {scheduler.TITLE}. {_NOTES[key]}Before its time limit a "
-        "training saves, goes back into the queue and goes on from there.",
+        description=f"Submit a command to {scheduler.TITLE}. {scheduler.SUBMIT_NOTES}"
+        "Before its time limit a training saves, goes back into the queue and resumes from there.",
         epilog="Script, log and exit code lie in the run directory: job.sh, job-ID.log, "
         "job-ID.exit. Exit code: 0 submitted, 2 wrong settings, 1 refused; with --wait the job's.",
     )
@@ -163,7 +153,7 @@ def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> tuple[JobRe
         raise ConfigError("; ".join(faults))
     started = (command.kind, "-n", str(request.ranks), "--threads", str(request.threads))
     request = replace(request, command=(*started, *command.words))
-    return scheduler.settle(request, ask_scheduler), command.is_new
+    return scheduler.fill_in(request, ask_scheduler), command.is_new
 
 
 def _options(args: argparse.Namespace) -> dict[str, Any]:
@@ -222,7 +212,7 @@ def describe(job: Submitted, request: JobRequest, scheduler: Scheduler) -> str:
         ("run directory", shlex.quote(_short(job.run_dir))),
         ("log", f"tail -F {shlex.quote(_short(log))}"),
         *((hint.purpose, hint.command.format(job=shlex.quote(job.id))) for hint in scheduler.HINTS),
-        ("resume", f"cd {shlex.quote(_short(job.run_dir))} && {scheduler.BY_HAND}"),
+        ("resume", f"cd {shlex.quote(_short(job.run_dir))} && {scheduler.SUBMIT_BY_HAND}"),
     ]
     lines = [f"{title + ':':<15}{text}" for title, text in rows]
     return "\n".join([f"job {job.id} ({request.name}) submitted: {size}{array}", *lines]) + "\n"

@@ -15,7 +15,7 @@ from paceline.cli import train as train_command
 from paceline.cluster.cores import available_cores
 from paceline.cluster.detect import detect
 from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
-from paceline.cluster.schedulers.allocation import read_allocation
+from paceline.cluster.schedulers import read_allocation
 from paceline.errors import LaunchError
 from paceline.observe import write_atomically
 from paceline.tools.bench.rows import check_plot

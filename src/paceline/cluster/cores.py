@@ -1,15 +1,17 @@
-"""What this process may use: physical cores within its affinity mask and its cgroup's quota."""
+"""Cores that this process may use: within its affinity mask and its cgroups' quotas."""
 
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
+
+from paceline.cluster.cgroups import cpu_quotas
 
 _ROOT = Path("/")
 
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "NPROC")
-"""What tells libraries how many threads they may use: OpenMP, MKL, TensorFlow, XLA (JAX)."""
+"""Variables that limit the threads of libraries: OpenMP, MKL, TensorFlow, XLA (JAX)."""
 
 
 def available_cores(root: Path = _ROOT, cpus: Iterable[int] | None = None) -> int:
@@ -19,7 +21,7 @@ def available_cores(root: Path = _ROOT, cpus: Iterable[int] | None = None) -> in
     """
     allowed = affinity() if cpus is None else set(cpus)
     cores = len({_siblings(root, cpu) for cpu in allowed})
-    quota = min((math.ceil(q) for q in quotas(root)), default=cores)
+    quota = min((math.ceil(q) for q in cpu_quotas(root)), default=cores)
     return max(1, min(cores, quota))
 
 
@@ -40,7 +42,7 @@ def threads_per_rank(ranks_here: int, cores: int) -> int:
 
 
 def most_threads() -> int:
-    """Of one rank: beyond it threads only fight for the cores, or cannot be started at all."""
+    """The limit for one rank: more threads only compete for cores, or cannot be started at all."""
     return max(1024, 4 * (os.cpu_count() or 1))
 
 
@@ -68,38 +70,6 @@ def _cpu_list(text: str) -> set[int]:
             first, _, last = part.partition("-")
             cpus.update(range(int(first), int(last or first) + 1))
     return cpus
-
-
-def quotas(root: Path) -> Iterator[float]:
-    """Yield the CPU quotas on the way from this process's cgroups up to their roots."""
-    mount = root / "sys/fs/cgroup"
-    for line in (_read(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            tops, quota = (mount, mount / "unified"), _quota_v2
-        elif "cpu" in controllers.split(","):
-            tops, quota = (mount / controllers, mount / "cpu"), _quota_v1
-        else:
-            continue
-        for top in tops:
-            yield from (q for group in _upwards(top, path) if (q := quota(group)) is not None)
-
-
-def _upwards(top: Path, path: str) -> Iterator[Path]:
-    # In a container the path may be the host's and absent here; the top still counts.
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    for depth in range(len(parts), -1, -1):
-        yield top.joinpath(*parts[:depth])
-
-
-def _quota_v2(group: Path) -> float | None:
-    quota, _, period = (_read(group / "cpu.max") or "max").partition(" ")
-    return None if quota == "max" else int(quota) / int(period)
-
-
-def _quota_v1(group: Path) -> float | None:
-    quota, period = _read(group / "cpu.cfs_quota_us"), _read(group / "cpu.cfs_period_us")
-    return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
 def _read(path: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Hosts that ranks may go to, by their names, and how ranks are spread over them."""
+"""Hosts that ranks may run on, and how ranks are spread over them."""
 
 import re
 import socket
@@ -11,10 +11,13 @@ from paceline.errors import LaunchError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*")
 _LINE = re.compile(r"(?P<name>[^\s:]+)(?:\s*:\s*|\s+(?:slots\s*=\s*)?)?(?P<slots>\d+)?(?:\s+.*)?")
 
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
+"""How hosts are reached: it never asks for a password, and never waits for ever."""
+
 
 @dataclass(frozen=True)
 class Host:
-    """A machine and the number of ranks it takes; `None`: not told, so one for each core."""
+    """A machine and the number of ranks it takes; None: unknown, so one per core."""
 
     name: str
     slots: int | None = None
@@ -54,9 +57,9 @@ def read_hostfile(path: Path) -> tuple[Host, ...]:
 
 
 def spread(ranks: int, hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Deal ranks to hosts: as evenly as their slots allow, neighbours side by side.
+    """Assign ranks to hosts as evenly as their slots allow, neighbours side by side.
 
-    More ranks than slots are dealt evenly beyond them. Hosts that get none are left out.
+    Ranks beyond the slots are spread evenly, too. Hosts that get none are omitted.
 
     >>> spread(5, (Host("a", 4), Host("b", 2)))
     (Host(name='a', slots=3), Host(name='b', slots=2))
@@ -69,8 +72,8 @@ def spread(ranks: int, hosts: Sequence[Host]) -> tuple[Host, ...]:
             slots = [have + (host.slots or 1) for have, host in zip(slots, hosts, strict=True)]
             free = list(range(len(hosts)))
         counts[min(free, key=lambda i: counts[i])] += 1
-    dealt = zip(hosts, counts, strict=True)
-    return tuple(Host(host.name, count) for host, count in dealt if count)
+    assigned = zip(hosts, counts, strict=True)
+    return tuple(Host(host.name, count) for host, count in assigned if count)
 
 
 def is_here(name: str, this: str | None = None) -> bool:

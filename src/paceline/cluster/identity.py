@@ -1,8 +1,7 @@
-"""What a process can be told about itself, and reading it from environment variables."""
+"""What environment variables say about a process, and how they are read."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from paceline.errors import LaunchError
 
@@ -12,7 +11,7 @@ class Environment:
     """What the environment variables say about this process.
 
     `launched`: a launcher started this process as a rank, so it must join that world and start no
-    other launcher. `size` is the number of ranks that is expected, `None` stands for "not told".
+    other launcher. `size` is the number of ranks expected; None stands for "not known".
     """
 
     kind: str
@@ -25,31 +24,17 @@ class Environment:
 
 @dataclass(frozen=True)
 class WorldSizeAdvice:
-    """What to say of a world of another size: how many were meant, by whom, and what to do.
+    """What to say about a world of the wrong size: how many ranks were meant, by whom, the remedy.
 
-    `{n}` in both stands for the number of ranks that was meant.
+    `{n}` in both stands for the number of ranks that were meant.
     """
 
     meant: str
     advice: str
 
 
-class Kind(Protocol):
-    """A launcher or a scheduler: each file of this package but this one is one."""
-
-    @property
-    def REMEDIES(self) -> Mapping[str, WorldSizeAdvice]:
-        """A remedy for each `Environment.kind` that `read` gives."""
-
-    def read(self, env: Mapping[str, str]) -> Environment | None:
-        """What it says about this process, `None` where it has not set its variables."""
-
-
-OTHER_MPI = (
-    "The mpirun that started this and the MPI library of mpi4py are different MPIs. "
-    "See `python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'` and start with "
-    "the mpirun beside that python, or with `paceline run -n {n}`."
-)
+JOB_DIR = "PACELINE_JOB_DIR"
+"""The variable that names the folder which our launcher makes for a job, and removes."""
 
 BATCH_SCRIPT = (
     "This is the batch script itself: start the ranks with `paceline run -n {n}` or `mpirun`, "
@@ -60,7 +45,7 @@ BATCH_SCRIPT = (
 def read_rank(
     env: Mapping[str, str], kind: str, rank: str, size: str, local_rank: str, local_size: str
 ) -> Environment | None:
-    """A rank of a launcher that tells these four by variables of these names."""
+    """A rank of a launcher that gives these four in variables of these names."""
     ranks = read_count(env, size)
     if ranks is None:
         return None
@@ -75,7 +60,7 @@ def read_rank(
 
 
 def describe_script(kind: str, size: int) -> Environment:
-    """A process inside an allocation for so many ranks, and none of them."""
+    """A process inside an allocation for `size` ranks that is none of them."""
     return Environment(kind, None, size, None, None, launched=False)
 
 
@@ -103,7 +88,3 @@ def _read_number(env: Mapping[str, str], name: str, least: int) -> int | None:
     if not text.strip().isdecimal() or int(text) < least:
         raise refuse_value(env, name, f"a whole number of {least} or more")
     return int(text)
-
-
-JOB_DIR = "PACELINE_JOB_DIR"
-"""The variable that names the folder which our launcher made for this job, and removes."""

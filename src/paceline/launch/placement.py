@@ -1,19 +1,19 @@
 """Where the ranks of a job go: hosts the user names, those a scheduler granted, or this machine."""
 
-import os
 import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.cluster.cores import available_cores, threads_per_rank
-from paceline.cluster.hosts import Host, is_here, spread
-from paceline.cluster.schedulers.allocation import Allocation
+from paceline.cluster.hosts import SSH, Host, is_here, spread
+from paceline.cluster.schedulers import SCHEDULERS
+from paceline.cluster.schedulers.interface import Allocation, CommandReply
+from paceline.cluster.schedulers.submit import ask_scheduler
 from paceline.errors import LaunchError
 from paceline.launch.mpirun_command import Placement
-from paceline.launch.preflight.check import SSH, check_hosts
+from paceline.launch.preflight.check import check_hosts
 
-_ANSWER_S = 20
+_ANSWER_S = 20.0
 
 
 @dataclass(frozen=True)
@@ -54,20 +54,9 @@ def most_ranks_here() -> int:
     return max(256, 16 * available_cores())
 
 
-def choose_agent(allocation: Allocation, found: Mapping[str, bool], pe_starts: bool) -> str | None:
-    """What starts a program on another host of the allocation; `None`: the launcher knows.
-
-    `found` tells which programs there are; `pe_starts`, whether the parallel environment of Grid
-    Engine lets a job start its own processes (control_slaves), so that they are accounted for and
-    ended with the job.
-    """
-    own = {"sge": "qrsh", "pbs": "pbs_tmrsh", "lsf": "blaunch"}
-    if allocation.scheduler == "slurm":
-        return None
-    program = own[allocation.scheduler]
-    if not found.get(program) or (program == "qrsh" and not pe_starts):
-        return " ".join(SSH)
-    return "qrsh -inherit -nostdin -V" if program == "qrsh" else program
+def choose_remote_shell(allocation: Allocation) -> str | None:
+    """The command that starts a program on another host of the allocation; None: mpirun knows."""
+    return SCHEDULERS[allocation.scheduler].choose_remote_shell(_is_on_path, _ask)
 
 
 def _plan_on_named(ranks: int | None, threads: int | None, hosts: tuple[Host, ...]) -> RankPlan:
@@ -96,7 +85,7 @@ def _plan_on_granted(ranks: int | None, threads: int | None, allocation: Allocat
     if threads is None:
         most = max(host.slots or 1 for host in placed)
         threads = threads_per_rank(most, available_cores())
-    agent = choose_agent(allocation, *_look_for_agents(allocation))
+    agent = choose_remote_shell(allocation)
     return _plan(placed, threads, agent, allocation.here)
 
 
@@ -108,22 +97,9 @@ def _plan(hosts: tuple[Host, ...], threads: int, agent: str | None, here: str | 
     return RankPlan(ranks, threads, Placement(hosts, agent, leads_here))
 
 
-def _look_for_agents(allocation: Allocation) -> tuple[dict[str, bool], bool]:
-    found = {name: shutil.which(name) is not None for name in ("qrsh", "pbs_tmrsh", "blaunch")}
-    return found, allocation.scheduler != "sge" or _pe_starts(os.environ.get("PE", ""))
+def _is_on_path(program: str) -> bool:
+    return shutil.which(program) is not None
 
 
-def _pe_starts(name: str) -> bool:
-    """Whether the parallel environment has control_slaves; unless it can be asked, it has."""
-    try:
-        told = subprocess.run(
-            ["qconf", "-sp", name],
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_S,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return True
-    words = [line.split() for line in told.stdout.splitlines()]
-    return told.returncode != 0 or ["control_slaves", "FALSE"] not in words
+def _ask(command: Sequence[str]) -> CommandReply:
+    return ask_scheduler(command, timeout_s=_ANSWER_S)

@@ -4,7 +4,7 @@ import os
 import shutil
 from collections.abc import Iterable
 
-from paceline.cluster.network import ask_srun
+from paceline.cluster.commands import ask_srun
 from paceline.errors import LaunchError
 from paceline.launch.mpirun_command import Mpirun
 from paceline.launch.preflight.node_info import kind_of_library

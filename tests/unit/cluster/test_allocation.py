@@ -3,12 +3,9 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.hosts import Host
-from paceline.cluster.schedulers.allocation import (
-    Allocation,
-    expand_counts,
-    expand_nodes,
-    read_allocation,
-)
+from paceline.cluster.schedulers import name_job, read_allocation
+from paceline.cluster.schedulers.interface import Allocation
+from paceline.cluster.schedulers.slurm import expand_counts, expand_nodes
 from paceline.errors import LaunchError
 
 
@@ -85,3 +82,20 @@ def test_pbs_writes_a_line_for_each_rank(tmp_path: Path):
 def test_lsf_tells_hosts_and_slots_in_turn():
     granted = read_allocation({"LSB_MCPU_HOSTS": "a 4 b 2"})
     assert granted == Allocation("lsf", (Host("a", 4), Host("b", 2)))
+
+
+@pytest.mark.parametrize(
+    ("env", "job"),
+    [
+        ({}, ""),
+        ({"SLURM_JOB_ID": "7"}, "Slurm job 7"),
+        ({"PE_HOSTFILE": "/x", "JOB_ID": "8"}, "Grid Engine job 8"),
+        ({"SGE_ROOT": "/x"}, ""),
+        ({"JOB_ID": "8"}, ""),
+        ({"SGE_ROOT": "/x", "JOB_ID": "8"}, "Grid Engine job 8"),
+        ({"PBS_JOBID": "9.server"}, "PBS job 9.server"),
+        ({"LSB_JOBID": "10"}, "LSF job 10"),
+    ],
+)
+def test_the_job_has_a_name(env, job):
+    assert name_job(env) == job

@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.cluster.detect import KINDS, Environment, check_world, detect
+from paceline.cluster.detect import ADVICE, Environment, check_world, detect
 from paceline.errors import LaunchError
 from paceline.runtime.resources import choose_patience
 
@@ -237,7 +237,7 @@ def test_the_world_that_was_started_is_accepted(kind):
 
 
 def test_every_kind_that_is_read_has_a_remedy():
-    assert {name for kind in KINDS for name in kind.REMEDIES} == ALL.keys() | {"none"}
+    assert ADVICE.keys() == ALL.keys() | {"none"}
 
 
 def test_only_a_world_of_one_is_said_to_train_alone():

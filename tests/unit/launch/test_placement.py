@@ -1,13 +1,14 @@
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from paceline.cluster.hosts import Host
-from paceline.cluster.schedulers.allocation import Allocation
+from paceline.cluster.schedulers.interface import Allocation, CommandReply
 from paceline.errors import LaunchError
 from paceline.launch import placement
 from paceline.launch.mpirun_command import Placement
-from paceline.launch.placement import choose_agent, plan_ranks
+from paceline.launch.placement import choose_remote_shell, plan_ranks
 
 TWO = (Host("a", 2), Host("b", 2))
 
@@ -19,7 +20,8 @@ def machine(monkeypatch):
     monkeypatch.setattr(placement, "is_here", lambda name, this=None: name == (this or "here"))
     answer = lambda names: {name: SimpleNamespace(cores=8) for name in names}  # noqa: E731
     monkeypatch.setattr(placement, "check_hosts", answer)
-    monkeypatch.setattr(placement, "_look_for_agents", lambda allocation: ({"qrsh": True}, True))
+    monkeypatch.setattr(placement, "_is_on_path", lambda program: program == "qrsh")
+    monkeypatch.setattr(placement, "_ask", lambda command: CommandReply(0, "control_slaves TRUE"))
 
 
 def test_without_hosts_ranks_stay_here_one_for_each_core():
@@ -70,11 +72,10 @@ def test_ranks_that_fit_on_this_host_need_no_other():
     assert elsewhere.hosts == (Host("a", 4),)
 
 
-def test_each_scheduler_has_its_own_way_to_other_hosts():
-    found = {"qrsh": True, "pbs_tmrsh": True, "blaunch": True}
+def test_each_scheduler_has_its_own_way_to_other_hosts(monkeypatch):
+    monkeypatch.setattr(placement, "_is_on_path", lambda program: True)
     ways = {
-        kind: choose_agent(Allocation(kind, TWO), found, True)
-        for kind in ("slurm", "sge", "pbs", "lsf")
+        kind: choose_remote_shell(Allocation(kind, TWO)) for kind in ("slurm", "sge", "pbs", "lsf")
     }
     assert ways == {
         "slurm": None,
@@ -84,7 +85,19 @@ def test_each_scheduler_has_its_own_way_to_other_hosts():
     }
 
 
-@pytest.mark.parametrize(("kind", "allowed"), [("sge", False), ("pbs", True), ("lsf", True)])
-def test_where_it_has_none_ssh_is_taken(kind, allowed):
-    found = {"qrsh": True}
-    assert choose_agent(Allocation(kind, TWO), found, allowed).startswith("ssh ")
+@pytest.mark.parametrize("kind", ["pbs", "lsf"])
+def test_where_it_has_none_ssh_is_taken(kind):
+    assert choose_remote_shell(Allocation(kind, TWO)).startswith("ssh ")
+
+
+def test_qrsh_is_used_unless_the_parallel_environment_forbids_it(monkeypatch):
+    monkeypatch.setenv("PE", "mpi")
+    replies = {
+        "qrsh": CommandReply(None, "qconf is not on PATH"),
+        "ssh": CommandReply(0, "pe_name mpi\ncontrol_slaves FALSE\n"),
+    }
+    for program, reply in replies.items():
+        ask = Mock(return_value=reply)
+        monkeypatch.setattr(placement, "_ask", ask)
+        assert choose_remote_shell(Allocation("sge", TWO)).startswith(f"{program} ")
+        ask.assert_called_once_with(("qconf", "-sp", "mpi"))

@@ -6,15 +6,44 @@ A slot stands for a core: so many slots are asked for as the ranks have threads.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
-from paceline.cluster.schedulers.interface import Ask, Hint, Remedy, State
-from paceline.cluster.schedulers.request import SCRIPT, JobRequest, fault, named
+from paceline.cluster.hosts import SSH
+from paceline.cluster.identity import (
+    BATCH_SCRIPT,
+    Environment,
+    WorldSizeAdvice,
+    describe_script,
+    read_count,
+    read_rank,
+    refuse_value,
+)
+from paceline.cluster.schedulers.interface import (
+    Allocation,
+    Ask,
+    Hint,
+    Remedy,
+    State,
+    add_up,
+)
+from paceline.cluster.schedulers.request import SCRIPT, UNTRIED, JobRequest, fault, named
 from paceline.cluster.schedulers.script import ScriptDialect, write_script
 
 TITLE = "LSF"
-BY_HAND = f"bsub < {SCRIPT}"
-HAND_IN: tuple[str, ...] = ("sh", "-c", BY_HAND)
+COMMANDS: tuple[str, ...] = ("bsub", "blaunch", "jsrun")
+MARKS: tuple[str, ...] = ("bsub",)
+RANKS_OPTION = "-n"
+WORLD_SIZE_ADVICE: Mapping[str, WorldSizeAdvice] = {
+    "lsf-step": WorldSizeAdvice(
+        "jsrun started {n} tasks",
+        "The MPI library of mpi4py is not the one that jsrun serves (IBM Spectrum MPI). Build "
+        "mpi4py with that one, or start with `paceline run -n {n}`.",
+    ),
+    "lsf-batch": WorldSizeAdvice("LSF granted {n} slots", BATCH_SCRIPT),
+}
+SUBMIT_BY_HAND = f"bsub < {SCRIPT}"
+SUBMIT: tuple[str, ...] = ("sh", "-c", SUBMIT_BY_HAND)
+SUBMIT_NOTES = UNTRIED
 HINTS: tuple[Hint, ...] = (
     Hint("watch", "bjobs -l {job}"),
     Hint("stop", "bkill {job}"),
@@ -28,7 +57,7 @@ REMEDIES: tuple[Remedy, ...] = (
 )
 
 _DIALECT = ScriptDialect(
-    by_hand=BY_HAND,
+    by_hand=SUBMIT_BY_HAND,
     job="$LSB_JOBID",
     task="$LSB_JOBINDEX",
     signals="LSF sends SIGUSR1 before the run limit and SIGUSR2 at it, SIGTERM by bkill.",
@@ -44,8 +73,44 @@ _WAITING = ("PEND", "PSUSP", "WAIT", "PROV")
 _NAME = r"[A-Za-z0-9_][\w.+-]*"
 
 
-def settle(request: JobRequest, ask: Ask) -> JobRequest:
-    """There is nothing that only the site could tell."""
+_SLOTS_PER_HOST = "LSB_MCPU_HOSTS"
+
+
+def detect(env: Mapping[str, str]) -> Environment | None:
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")
+    task = read_rank(env, "lsf-step", *(f"JSM_NAMESPACE_{name}" for name in names))
+    if task is not None or "LSB_JOBID" not in env:
+        return task
+    slots = read_count(env, "LSB_DJOB_NUMPROC") or _add_up_slots(env)
+    return describe_script("lsf-batch", slots)
+
+
+def _add_up_slots(env: Mapping[str, str]) -> int:
+    """The slots of `host 4 other 4`; 1 where nothing is told."""
+    counts = env.get(_SLOTS_PER_HOST, "").split()[1::2]
+    if not all(count.isdecimal() for count in counts):
+        raise refuse_value(env, _SLOTS_PER_HOST, "hosts and their slots as in 'n1 4 n2 4'")
+    return sum(map(int, counts)) or 1
+
+
+def read_job_id(env: Mapping[str, str]) -> str:
+    return env.get("LSB_JOBID", "")
+
+
+def read_allocation(env: Mapping[str, str]) -> Allocation | None:
+    words = env.get("LSB_MCPU_HOSTS", "").split()
+    if not words:
+        return None
+    pairs = zip(words[::2], words[1::2], strict=False)
+    return Allocation("lsf", add_up([(name, int(count)) for name, count in pairs]))
+
+
+def choose_remote_shell(is_found: Callable[[str], bool], ask: Ask) -> str | None:
+    return "blaunch" if is_found("blaunch") else " ".join(SSH)
+
+
+def fill_in(request: JobRequest, ask: Ask) -> JobRequest:
+    """Nothing here depends on the site."""
     return request
 
 

@@ -7,17 +7,42 @@ the warning, and hands in its successor, whose number it leaves in `job-ID.next`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from paceline.cluster.schedulers.interface import Ask, Hint, Kind, Remedy, State
-from paceline.cluster.schedulers.request import SCRIPT, JobRequest, fault, named
+from paceline.cluster.hosts import SSH
+from paceline.cluster.identity import (
+    BATCH_SCRIPT,
+    Environment,
+    WorldSizeAdvice,
+    describe_script,
+    read_count,
+)
+from paceline.cluster.schedulers.interface import (
+    Allocation,
+    Ask,
+    Hint,
+    Kind,
+    Remedy,
+    State,
+    add_up,
+    read_host_list,
+)
+from paceline.cluster.schedulers.request import SCRIPT, UNTRIED, JobRequest, fault, named
 from paceline.cluster.schedulers.script import ScriptDialect, write_script
 from paceline.core.quantities import show_clock
 
 TITLE = "PBS"
-HAND_IN: tuple[str, ...] = ("qsub", SCRIPT)
-BY_HAND = f"qsub {SCRIPT}"
+COMMANDS: tuple[str, ...] = ("qsub", "qstat", "pbsdsh")
+MARKS: tuple[str, ...] = ("qsub", "pbsdsh")
+RANKS_OPTION = "mpiprocs"
+WORLD_SIZE_ADVICE: Mapping[str, WorldSizeAdvice] = {
+    "pbs-batch": WorldSizeAdvice("PBS granted {n} ranks", BATCH_SCRIPT)
+}
+SUBMIT: tuple[str, ...] = ("qsub", SCRIPT)
+SUBMIT_BY_HAND = f"qsub {SCRIPT}"
+SUBMIT_NOTES = f"{UNTRIED}A job that has saved submits its successor; arrays do not. "
 HINTS: tuple[Hint, ...] = (
     Hint("watch", "qstat -f {job}"),
     Hint("stop", "qdel {job}"),
@@ -32,7 +57,7 @@ REMEDIES: tuple[Remedy, ...] = (
 
 _DIALECT = ScriptDialect(
     warns_itself=True,
-    by_hand=BY_HAND,
+    by_hand=SUBMIT_BY_HAND,
     job="${PBS_JOBID%%[.[]*}",
     task="$PBS_ARRAY_INDEX",
     signals="SIGUSR1 comes before the time limit, SIGTERM when the job is cancelled (qdel).",
@@ -46,8 +71,43 @@ _WAITING = "QHWT"
 _NAME = r"[A-Za-z0-9_][\w.+-]{0,229}"
 
 
-def settle(request: JobRequest, ask: Ask) -> JobRequest:
-    """There is nothing that only the site could tell."""
+def detect(env: Mapping[str, str]) -> Environment | None:
+    if "PBS_JOBID" not in env:
+        return None
+    # PBS_NP is Torque's. PBS Pro has a line for each rank in a file. NCPUS is last: it tells the
+    # processors of the first host only, and they may be meant for threads.
+    size = read_count(env, "PBS_NP") or _count_lines(env) or read_count(env, "NCPUS") or 1
+    return describe_script("pbs-batch", size)
+
+
+def _count_lines(env: Mapping[str, str]) -> int:
+    """The ranks in PBS_NODEFILE; 0 where there is none, as on all hosts but the first."""
+    try:
+        return len(Path(env["PBS_NODEFILE"]).read_text().split())
+    except (KeyError, OSError):
+        return 0
+
+
+def read_job_id(env: Mapping[str, str]) -> str:
+    return env.get("PBS_JOBID", "")
+
+
+def read_allocation(env: Mapping[str, str]) -> Allocation | None:
+    if "PBS_NODEFILE" not in env:
+        return None
+    names = read_host_list(env, "PBS_NODEFILE").split()
+    threads = env.get("OMP_NUM_THREADS", "")  # PBS sets it from ompthreads=
+    return Allocation(
+        "pbs", add_up([(name, 1) for name in names]), int(threads) if threads.isdecimal() else None
+    )
+
+
+def choose_remote_shell(is_found: Callable[[str], bool], ask: Ask) -> str | None:
+    return "pbs_tmrsh" if is_found("pbs_tmrsh") else " ".join(SSH)
+
+
+def fill_in(request: JobRequest, ask: Ask) -> JobRequest:
+    """Nothing here depends on the site."""
     return request
 
 

@@ -13,6 +13,8 @@ from paceline.errors import ConfigError
 
 SCRIPT = "job.sh"
 """The name of the script in the run directory."""
+UNTRIED = "Its scripts are tested against recorded ones, but not on a real cluster yet. "
+"""For the help of schedulers that we had no cluster of."""
 _USUAL_SAVING_S = 90
 
 

@@ -10,19 +10,48 @@ one, and whatever it exits with it is not requeued (8.1.9). So the script itself
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from paceline.cluster.schedulers.interface import Ask, CommandReply, Hint, Remedy, State
+from paceline.cluster.hosts import SSH
+from paceline.cluster.identity import (
+    BATCH_SCRIPT,
+    Environment,
+    WorldSizeAdvice,
+    describe_script,
+    read_count,
+)
+from paceline.cluster.schedulers.interface import (
+    Allocation,
+    Ask,
+    CommandReply,
+    Hint,
+    Remedy,
+    State,
+    add_up,
+    read_host_list,
+)
 from paceline.cluster.schedulers.request import SCRIPT, JobRequest, fault, named
 from paceline.cluster.schedulers.script import ScriptDialect, write_script
 from paceline.core.quantities import show_clock
 from paceline.errors import LaunchError
 
 TITLE = "Grid Engine"
-HAND_IN: tuple[str, ...] = ("qsub", "-terse", SCRIPT)
-BY_HAND = f"qsub {SCRIPT}"
+COMMANDS: tuple[str, ...] = ("qsub", "qrsh", "qstat", "qconf")
+MARKS: tuple[str, ...] = ("qsub", "qconf")
+RANKS_OPTION = "-pe NAME"
+WORLD_SIZE_ADVICE: Mapping[str, WorldSizeAdvice] = {
+    "sge-batch": WorldSizeAdvice("Grid Engine granted {n} slots", BATCH_SCRIPT)
+}
+SUBMIT: tuple[str, ...] = ("qsub", "-terse", SCRIPT)
+SUBMIT_BY_HAND = f"qsub {SCRIPT}"
+SUBMIT_NOTES = (
+    "A slot stands for a core: nodes x ranks x threads slots are requested. The parallel "
+    "environment decides how they are spread over the nodes. --memory-per-rank requests mem_free, "
+    "--gpus-per-node gpu, --account names a project; --after waits for jobs to end, well or not. "
+)
 HINTS: tuple[Hint, ...] = (
     Hint("watch", "qstat -j {job}"),
     Hint("stop", "qdel {job}"),
@@ -43,7 +72,7 @@ USUAL_PE = "mpi"
 
 _DIALECT = ScriptDialect(
     warns_itself=True,
-    by_hand=BY_HAND,
+    by_hand=SUBMIT_BY_HAND,
     job="$JOB_ID",
     task="$SGE_TASK_ID",
     signals="SIGUSR1 comes before the time limit, SIGUSR2 before Grid Engine kills the job (qdel).",
@@ -57,7 +86,47 @@ _DIALECT = ScriptDialect(
 )
 
 
-def settle(request: JobRequest, ask: Ask) -> JobRequest:
+def detect(env: Mapping[str, str]) -> Environment | None:
+    # Others use JOB_ID and NSLOTS, too; PE_HOSTFILE is Grid Engine's alone.
+    if "PE_HOSTFILE" not in env or "JOB_ID" not in env:
+        return None
+    slots = read_count(env, "NSLOTS")
+    return None if slots is None else describe_script("sge-batch", slots)
+
+
+def read_job_id(env: Mapping[str, str]) -> str:
+    # SGE_ROOT is set on login nodes, too, and JOB_ID by others.
+    job = env.get("JOB_ID", "")
+    is_job = "PE_HOSTFILE" in env or ("SGE_ROOT" in env and job.isdigit())
+    return job or "?" if is_job else ""
+
+
+def read_allocation(env: Mapping[str, str]) -> Allocation | None:
+    if "PE_HOSTFILE" not in env:
+        return None
+    lines = [
+        line.split() for line in read_host_list(env, "PE_HOSTFILE").splitlines() if line.strip()
+    ]
+    hosts = [(line[0], int(line[1])) for line in lines if len(line) > 1 and line[1].isdecimal()]
+    return Allocation("sge", add_up(hosts))
+
+
+def choose_remote_shell(is_found: Callable[[str], bool], ask: Ask) -> str | None:
+    """qrsh, so that programs are accounted for and end with the job, where the site allows it."""
+    if not is_found("qrsh") or not _pe_starts_tasks(
+        ask(("qconf", "-sp", os.environ.get("PE", "")))
+    ):
+        return " ".join(SSH)
+    return "qrsh -inherit -nostdin -V"
+
+
+def _pe_starts_tasks(shown: CommandReply) -> bool:
+    """Whether the parallel environment has control_slaves; it has where qconf cannot be asked."""
+    words = [line.split() for line in shown.said.splitlines()]
+    return shown.code != 0 or ["control_slaves", "FALSE"] not in words
+
+
+def fill_in(request: JobRequest, ask: Ask) -> JobRequest:
     """Choose the parallel environment: `mpi` if there is one, or the only one there is."""
     if _slots(request) == 1:
         return request

@@ -3,17 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from paceline.cluster.schedulers.interface import Ask, Hint, Kind, Remedy, State
+from paceline.cluster.hosts import Host
+from paceline.cluster.identity import (
+    BATCH_SCRIPT,
+    Environment,
+    WorldSizeAdvice,
+    describe_script,
+    read_count,
+    read_index,
+    refuse_value,
+)
+from paceline.cluster.schedulers.interface import (
+    Allocation,
+    Ask,
+    Hint,
+    Kind,
+    Remedy,
+    State,
+)
 from paceline.cluster.schedulers.request import SCRIPT, JobRequest, fault, named
 from paceline.cluster.schedulers.script import ScriptDialect, write_script
 from paceline.core.quantities import show_clock
+from paceline.errors import LaunchError
 
 TITLE = "Slurm"
-HAND_IN: tuple[str, ...] = ("sbatch", "--parsable", SCRIPT)
-BY_HAND = f"sbatch {SCRIPT}"
+COMMANDS: tuple[str, ...] = ("sbatch", "srun", "salloc", "scontrol")
+MARKS: tuple[str, ...] = ("sbatch",)
+RANKS_OPTION = "--ntasks"
+WORLD_SIZE_ADVICE: Mapping[str, WorldSizeAdvice] = {
+    "slurm-step": WorldSizeAdvice(
+        "srun started {n} tasks",
+        "Use `srun --mpi=pmix` (or pmi2 with MPICH), or start with "
+        "`mpirun`/`paceline train -n {n}`.",
+    ),
+    "slurm-batch": WorldSizeAdvice("Slurm allocated {n} tasks", BATCH_SCRIPT),
+}
+SUBMIT: tuple[str, ...] = ("sbatch", "--parsable", SCRIPT)
+SUBMIT_BY_HAND = f"sbatch {SCRIPT}"
+SUBMIT_NOTES = ""
 HINTS: tuple[Hint, ...] = (
     Hint("watch", "squeue --jobs {job}"),
     Hint("stop", "scancel {job}"),
@@ -52,7 +82,7 @@ REMEDIES: tuple[Remedy, ...] = (
 )
 
 _DIALECT = ScriptDialect(
-    by_hand=BY_HAND,
+    by_hand=SUBMIT_BY_HAND,
     job="$SLURM_JOB_ID",
     task="$SLURM_ARRAY_TASK_ID",
     signals="Slurm sends SIGUSR1 before the time limit, SIGTERM when the job is cancelled.",
@@ -84,8 +114,130 @@ _ENDED = {
 """States of a job that is over, and the exit code where Slurm tells none."""
 
 
-def settle(request: JobRequest, ask: Ask) -> JobRequest:
-    """There is nothing that only the site could tell."""
+# Slurm's reserved step ids: the shell of `salloc` and the batch script are steps of one task each.
+_LONE_STEPS = ("4294967290", "4294967291")
+_TASKS_PER_NODE = "SLURM_STEP_TASKS_PER_NODE"
+
+
+def detect(env: Mapping[str, str]) -> Environment | None:
+    return _read_step(env) or _read_batch(env)
+
+
+def _read_step(env: Mapping[str, str]) -> Environment | None:
+    size = read_count(env, "SLURM_STEP_NUM_TASKS") or read_count(env, "SLURM_NTASKS")
+    step = env.get("SLURM_STEP_ID")
+    if size is None or step is None or step in _LONE_STEPS:
+        return None
+    return Environment(
+        kind="slurm-step",
+        rank=read_index(env, "SLURM_PROCID"),
+        size=size,
+        local_rank=read_index(env, "SLURM_LOCALID"),
+        local_size=_read_local_size(env),
+        # One task is `srun --pty bash`: a shell in which people do start their own ranks.
+        launched=size > 1,
+    )
+
+
+def _read_batch(env: Mapping[str, str]) -> Environment | None:
+    size = read_count(env, "SLURM_NTASKS")
+    return None if size is None else describe_script("slurm-batch", size)
+
+
+def _read_local_size(env: Mapping[str, str]) -> int | None:
+    """The tasks of this step on this node."""
+    node = read_index(env, "SLURM_NODEID")
+    if node is None or _TASKS_PER_NODE not in env:
+        return None
+    try:
+        counts = expand_counts(env[_TASKS_PER_NODE])
+    except ValueError:
+        raise refuse_value(env, _TASKS_PER_NODE, "numbers as in 2(x3),1") from None
+    return counts[node] if node < len(counts) else None
+
+
+def read_job_id(env: Mapping[str, str]) -> str:
+    return env.get("SLURM_JOB_ID") or env.get("SLURM_JOBID") or ""
+
+
+def read_allocation(env: Mapping[str, str]) -> Allocation | None:
+    nodes, job = env.get("SLURM_JOB_NODELIST"), env.get("SLURM_JOB_ID")
+    if not nodes or not job:
+        return None
+    names, told = expand_nodes(nodes), env.get("SLURM_TASKS_PER_NODE")
+    try:
+        counts = [1] * len(names) if told is None else expand_counts(told)
+    except ValueError as error:
+        raise LaunchError(f"Slurm's SLURM_TASKS_PER_NODE: {error}. Unset it") from None
+    threads = env.get("SLURM_CPUS_PER_TASK", "")
+    if len(counts) != len(names):
+        raise LaunchError(
+            f"Slurm's SLURM_JOB_NODELIST={nodes} names {len(names)} hosts, but "
+            f"SLURM_TASKS_PER_NODE={told} is for {len(counts)}. Start "
+            "from the job's own shell or script"
+        )
+    return Allocation(
+        "slurm",
+        tuple(map(Host, names, counts)),
+        int(threads) if threads.isdecimal() else None,
+        env.get("SLURMD_NODENAME"),
+    )
+
+
+def choose_remote_shell(is_found: Callable[[str], bool], ask: Ask) -> str | None:
+    """mpirun starts its daemons by srun."""
+    return None
+
+
+def expand_nodes(text: str) -> list[str]:
+    """The hosts of Slurm's short form.
+
+    >>> expand_nodes("n[08-10,12],gpu1")
+    ['n08', 'n09', 'n10', 'n12', 'gpu1']
+    """
+    return [name for part in _split(text) for name in _expand(part)]
+
+
+def expand_counts(text: str) -> list[int]:
+    """The numbers of Slurm's short form.
+
+    >>> expand_counts("2(x3),1")
+    [2, 2, 2, 1]
+    """
+    parts = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part) for part in text.split(",")]
+    if None in parts:
+        raise ValueError(f"{text!r} is not of the form 2(x3),1")
+    return [int(part[1]) for part in parts if part for _ in range(int(part[2] or 1))]
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split at the commas that are not inside brackets."""
+    depth, part = 0, ""
+    for letter in text:
+        depth += {"[": 1, "]": -1}.get(letter, 0)
+        if letter == "," and depth == 0:
+            yield part
+            part = ""
+        else:
+            part += letter
+    if part:
+        yield part
+
+
+def _expand(part: str) -> Iterator[str]:
+    before, bracket, rest = part.partition("[")
+    if not bracket:
+        yield part
+        return
+    inside, _, after = rest.partition("]")
+    for piece in inside.split(","):
+        first, _, last = piece.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            yield from _expand(f"{before}{number:0{len(first)}d}{after}")
+
+
+def fill_in(request: JobRequest, ask: Ask) -> JobRequest:
+    """Nothing here depends on the site."""
     return request
 
 

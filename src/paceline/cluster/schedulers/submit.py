@@ -54,7 +54,9 @@ class Submitted:
         return self.run_dir / f"job-{self.number}{part}.{kind}"
 
 
-def ask_scheduler(command: Sequence[str], directory: Path | None = None) -> CommandReply:
+def ask_scheduler(
+    command: Sequence[str], directory: Path | None = None, timeout_s: float = _ANSWER_S
+) -> CommandReply:
     """Run a command of the scheduler, with a time limit."""
     try:
         done = subprocess.run(
@@ -65,12 +67,12 @@ def ask_scheduler(command: Sequence[str], directory: Path | None = None) -> Comm
             cwd=directory,
             text=True,
             errors="replace",
-            timeout=_ANSWER_S,
+            timeout=timeout_s,
         )
     except FileNotFoundError:
         return CommandReply(None, f"{command[0]} is not on PATH")
     except subprocess.TimeoutExpired:
-        return CommandReply(None, f"{command[0]} did not answer in {_ANSWER_S:.0f} s", late=True)
+        return CommandReply(None, f"{command[0]} did not answer in {timeout_s:.0f} s", late=True)
     except OSError as error:
         return CommandReply(None, str(error))
     return CommandReply(done.returncode, done.stdout)
@@ -82,7 +84,7 @@ def submit(request: JobRequest, scheduler: Scheduler, is_new: bool = False) -> S
     `is_new`: the directory's name was free a moment ago; RunDirTaken tells that it no longer is.
     """
     before = _write_script(request, scheduler.render(request), is_new)
-    answer = ask_scheduler(scheduler.HAND_IN, request.run_dir)
+    answer = ask_scheduler(scheduler.SUBMIT, request.run_dir)
     job = scheduler.read_id(answer.said) if answer.code == 0 else None
     if job is None and (answer.code == 0 or answer.late):
         raise LaunchError(

@@ -13,13 +13,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from paceline.cluster.hosts import is_here
+from paceline.cluster.hosts import SSH, is_here
 from paceline.errors import LaunchError
 from paceline.launch.preflight.node_info import NodeInfo, from_json
 from paceline.launch.preflight.ssh_errors import Problem, explain_ssh_error
-
-SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-"""How hosts are reached: it never asks for a password, and never waits for ever."""
 
 FORWARDED = (
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),

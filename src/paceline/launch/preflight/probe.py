@@ -21,10 +21,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster import network as node
-from paceline.cluster.cores import affinity, available_cores, quotas
+from paceline.cluster.cgroups import cpu_quotas
+from paceline.cluster.commands import answer, ask_srun, find_commands
+from paceline.cluster.cores import affinity, available_cores
 from paceline.cluster.detect import detect
 from paceline.cluster.gpus import find_gpus
+from paceline.cluster.memory import read_memory, read_memory_limit, read_shared_memory
+from paceline.cluster.network import addresses_of, read_interfaces
+from paceline.cluster.schedulers import COMMANDS, name_job
 from paceline.errors import LaunchError
 from paceline.launch.mpirun import find_mpirun
 from paceline.launch.preflight.node_info import NodeInfo, to_json
@@ -74,7 +78,7 @@ def _mpi() -> dict[str, Any]:
     try:
         mpirun = find_mpirun()
         found |= {"mpirun": mpirun.path, "mpirun_kind": mpirun.kind}
-        found["mpirun_version"] = _numbers(node.answer([mpirun.path, "--version"]))
+        found["mpirun_version"] = _numbers(answer([mpirun.path, "--version"]))
     except LaunchError as error:
         found["mpirun_problem"] = str(error)
     return found | read_library()
@@ -128,17 +132,17 @@ def explain(path: str | None, env: Mapping[str, str], prefix: str) -> str:
 
 
 def _machine(env: Mapping[str, str]) -> dict[str, Any]:
-    memory, free = node.read_memory()
-    shm, shm_free = node.read_shared_memory()
+    memory, free = read_memory()
+    shm, shm_free = read_shared_memory()
     return {
         "cpus": os.cpu_count() or 1,
         "affinity": sorted(affinity()),
-        "quota": min(quotas(Path("/")), default=None),
+        "quota": min(cpu_quotas(Path("/")), default=None),
         "cores": available_cores(),
         "threads": env.get("OMP_NUM_THREADS"),
         "memory_bytes": memory,
         "memory_free_bytes": free,
-        "memory_limit_bytes": node.read_memory_limit(),
+        "memory_limit_bytes": read_memory_limit(),
         "shm_bytes": shm,
         "shm_free_bytes": shm_free,
         "gpus": list(find_gpus(env)),
@@ -146,16 +150,16 @@ def _machine(env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _place(env: Mapping[str, str]) -> dict[str, Any]:
-    host, commands = socket.gethostname(), node.find_commands()
+    host, commands = socket.gethostname(), find_commands(COMMANDS)
     return {
         "host": host,
-        "resolves_to": node.addresses_of(host),
-        "interfaces": node.read_interfaces(),
+        "resolves_to": addresses_of(host),
+        "interfaces": read_interfaces(),
         "user": _user(),
         "commands": commands,
-        "srun_mpi": node.ask_srun(commands),
+        "srun_mpi": ask_srun(commands),
         "pmi": [name for name in ("PMIX_RANK", "PMI_RANK") if name in env],
-        "job": node.name_job(env),
+        "job": name_job(env),
         **_job(env),
     }
 

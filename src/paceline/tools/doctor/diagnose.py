@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paceline.cluster.detect import detect
-from paceline.cluster.hosts import Host, is_here
-from paceline.cluster.schedulers.allocation import Allocation
+from paceline.cluster.hosts import SSH, Host, is_here
+from paceline.cluster.schedulers.interface import Allocation
 from paceline.errors import LaunchError
 from paceline.launch.placement import plan_ranks
-from paceline.launch.preflight.check import SSH, ask_hosts
+from paceline.launch.preflight.check import ask_hosts
 from paceline.launch.preflight.node_info import NodeInfo
 from paceline.launch.preflight.probe import read_facts
 from paceline.tools.doctor.check import Check, NodeCheck, check_nodes

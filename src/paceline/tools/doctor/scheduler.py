@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from paceline.cluster.commands import explain_failure
 from paceline.cluster.hosts import Host
-from paceline.cluster.network import explain_failure
-from paceline.cluster.schedulers.allocation import Allocation
+from paceline.cluster.schedulers import SCHEDULERS
+from paceline.cluster.schedulers.interface import Allocation
 from paceline.launch.preflight.node_info import NodeInfo
 from paceline.launch.srun import fitting_plugins
 from paceline.tools.doctor.check import Check
 
-_MARKS = {
-    "Slurm": ("sbatch",),
-    "Grid Engine": ("qsub", "qconf"),
-    "PBS": ("qsub", "pbsdsh"),
-    "LSF": ("bsub",),
-}
-
 
 def check_scheduler(facts: NodeInfo) -> Iterator[Check]:
     found = [
-        name for name, marks in _MARKS.items() if all(mark in facts.commands for mark in marks)
+        scheduler.TITLE
+        for scheduler in SCHEDULERS.values()
+        if all(mark in facts.commands for mark in scheduler.MARKS)
     ]
     if facts.job_problem:
         yield Check("scheduler", "fail", facts.job_problem, "Start a new shell or job.")
@@ -108,8 +104,8 @@ def check_own_cores(ranks: int | None, here: NodeInfo) -> list[Check]:
 def check_grant(ranks: int | None, allocation: Allocation) -> list[Check]:
     """Whether the job was granted so many ranks."""
     slots = {host.name: host.slots or 1 for host in allocation.hosts}
-    asked = {"slurm": "--ntasks", "sge": "-pe NAME", "pbs": "mpiprocs", "lsf": "-n"}
-    more = f"ask for more when you submit ({asked.get(allocation.scheduler, 'its slots')})"
+    option = SCHEDULERS[allocation.scheduler].RANKS_OPTION
+    more = f"ask for more when you submit ({option})"
     return _compare(ranks, slots, "the job was granted", more)
 
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from paceline.cluster.network import read_memory, read_memory_limit
+from paceline.cluster.memory import read_memory, read_memory_limit
 from paceline.tools.tune.plan import Setting, Speed, beyond, why_not
 from paceline.tools.tune.trial import Outcome, Stopped
 

@@ -4,8 +4,7 @@ import os
 import subprocess
 import sys
 
-from paceline.cluster import network as node
-from paceline.cluster.network import explain_failure
+from paceline.cluster.commands import answer, explain_failure
 from paceline.launch.preflight.node_info import from_json
 
 
@@ -14,7 +13,7 @@ def test_why_a_command_fails_is_told():
     assert explain_failure(["sh", "-c", "echo first >&2; echo second >&2; exit 3"]) == "first"
     assert explain_failure(["sh", "-c", "exit 3"]) == "exit code 3"
     assert explain_failure(["sleep", "9"], timeout_s=0.05).startswith("no answer")
-    assert node.answer(["sh", "-c", "echo no; exit 1"]) == ""
+    assert answer(["sh", "-c", "echo no; exit 1"]) == ""
 
 
 def test_the_probe_prints_the_facts_of_this_node():

@@ -4,9 +4,8 @@ import socket
 import sys
 import time
 
-from paceline.cluster.hosts import Host
-from paceline.cluster.schedulers.allocation import Allocation
-from paceline.launch.preflight.check import SSH
+from paceline.cluster.hosts import SSH, Host
+from paceline.cluster.schedulers.interface import Allocation
 from paceline.tools.doctor import reach, world
 from paceline.tools.doctor.diagnose import Question, find_agent
 from paceline.tools.doctor.reach import try_both_ways

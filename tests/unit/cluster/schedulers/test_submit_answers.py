@@ -131,22 +131,22 @@ def test_refusals_come_with_a_remedy(scheduler, said, advice):
     ("names", "pe"), [("mpi\nother\n", "mpi"), ("orte\n", "orte"), ("", "mpi")]
 )
 def test_the_parallel_environment_is_found(names, pe):
-    settled = SCHEDULERS["sge"].settle(request(nodes=2), told(qconf=(0, names)))
-    assert settled.pe == pe
+    filled = SCHEDULERS["sge"].fill_in(request(nodes=2), told(qconf=(0, names)))
+    assert filled.pe == pe
 
 
 def test_several_parallel_environments_need_a_choice():
-    settle = SCHEDULERS["sge"].settle
+    fill_in = SCHEDULERS["sge"].fill_in
     with pytest.raises(LaunchError, match=r"say which by --pe \(one, two\)"):
-        settle(request(nodes=2), told(qconf=(0, "one\ntwo\n")))
-    assert settle(request(nodes=2, pe="two"), told(qconf=(0, "one\ntwo\n"))).pe == "two"
-    assert settle(request(), told(qconf=(0, "one\ntwo\n"))).pe is None  # one slot needs none
+        fill_in(request(nodes=2), told(qconf=(0, "one\ntwo\n")))
+    assert fill_in(request(nodes=2, pe="two"), told(qconf=(0, "one\ntwo\n"))).pe == "two"
+    assert fill_in(request(), told(qconf=(0, "one\ntwo\n"))).pe is None  # one slot needs none
 
 
 def test_an_environment_for_one_node_takes_no_two():
     rule = (0, "pe_name   smp\nallocation_rule    $pe_slots\n")
     with pytest.raises(LaunchError, match="--nodes is 2, but the parallel environment smp"):
-        SCHEDULERS["sge"].settle(request(nodes=2, pe="smp"), told(qconf=rule))
+        SCHEDULERS["sge"].fill_in(request(nodes=2, pe="smp"), told(qconf=rule))
 
 
 def test_a_refusal_spares_what_others_left(monkeypatch, tmp_path):

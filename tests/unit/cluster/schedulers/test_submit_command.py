@@ -151,7 +151,7 @@ def test_there_is_help(scheduler, capsys):
     out = " ".join(capsys.readouterr().out.split())
     assert "--memory-per-rank SIZE" in out
     assert ("--pe" in out) == (scheduler == "sge")
-    assert ("have not met a real cluster" in out) == (scheduler in ("pbs", "lsf"))
+    assert ("not on a real cluster yet" in out) == (scheduler in ("pbs", "lsf"))
 
 
 def test_the_place_of_data_goes_along(script, monkeypatch):

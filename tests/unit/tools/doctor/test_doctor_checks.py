@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.cluster.hosts import Host
-from paceline.cluster.schedulers.allocation import Allocation
+from paceline.cluster.schedulers.interface import Allocation
 from paceline.launch.preflight.check import HostReply
 from paceline.launch.preflight.node_info import NodeInfo
 from paceline.launch.preflight.ssh_errors import explain_ssh_error

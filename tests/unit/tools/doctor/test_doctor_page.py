@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.cluster.hosts import Host
-from paceline.cluster.schedulers.allocation import Allocation
+from paceline.cluster.hosts import SSH, Host
+from paceline.cluster.schedulers.interface import Allocation
 from paceline.comm.threads import run_world
-from paceline.launch.preflight.check import SSH
 from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor import diagnose as diagnosing
 from paceline.tools.doctor import trial, world
