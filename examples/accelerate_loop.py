@@ -1,4 +1,4 @@
-"""A loop of Hugging Face's accelerate over MPI.
+"""A Hugging Face accelerate loop over MPI.
 
 paceline run -n 2 -- examples/accelerate_loop.py
 
@@ -22,14 +22,14 @@ def load(part: str) -> TensorDataset:
 
 
 dist.init_process_group("mpi4py")
-accelerator = Accelerator(cpu=True)  # takes the group that is there
+accelerator = Accelerator(cpu=True)  # uses the existing process group
 
 model = MNISTNetwork()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 batches = DataLoader(load("train"), batch_size=64, shuffle=True)
 model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
 for _ in range(2):
-    for images, labels in batches:  # this rank's share
+    for images, labels in batches:  # this rank's shard
         optimizer.zero_grad()
         accelerator.backward(cross_entropy(model(images), labels))
         optimizer.step()

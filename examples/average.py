@@ -1,4 +1,4 @@
-"""The distributed epoch: every rank trains alone, weights are averaged once an epoch.
+"""Local SGD: every rank trains alone, and weights are averaged once per epoch.
 
 paceline run -n 2 -- examples/average.py
 """

@@ -1,9 +1,9 @@
-"""BSP: gradients are averaged in every step, so all replicas stay the same to the last bit.
+"""BSP: gradients are averaged in every step, so all replicas stay equal to the last bit.
 
 paceline run -n 2 -- examples/bsp.py
 
-Takes some seconds. With 64 samples in each step, dealt to the ranks, any number of them takes the
-same course but for rounding: try -n 1 and -n 4.
+Takes a few seconds. The 64 samples of each step are divided among the ranks, so any number of ranks
+gives the same losses up to rounding: try -n 1 and -n 4.
 """
 
 import numpy as np
@@ -25,7 +25,7 @@ with paceline.keep_pace(model, optimizer, rule=paceline.BSP()) as pace:
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images), labels).backward()
             optimizer.step()  # gradients are averaged over all ranks here
-    pace.check()  # compares a hash of the weights; an error if any rank has others
+    pace.check()  # compares a hash of the weights; raises if any rank differs
     time = pace.time()
 
 if world.rank == 0:

@@ -1,4 +1,4 @@
-"""DiLoCo: workers train alone, an outer optimizer moves their common centre.
+"""DiLoCo: workers train alone; an outer optimizer moves their common centre.
 
 paceline run -n 2 -- examples/diloco.py
 """

@@ -1,8 +1,8 @@
-"""Downpour: workers push what they have done to a centre, and pull what the others have.
+"""Downpour: workers push their updates to a centre and pull those of the others.
 
 paceline run -n 2 -- examples/downpour.py
 
-Takes some seconds. A push that comes late stems from an old view of the centre: it is stale.
+Takes a few seconds. A push is stale if the centre has changed since the worker last pulled.
 """
 
 from collections import Counter
@@ -10,8 +10,8 @@ from collections import Counter
 import paceline
 from paceline.observe import read_events
 
-# Every 5 steps a worker pushes the sum of its steps. With agn that sum is divided by 5: long
-# windows and many workers then do not make the centre overshoot.
+# Every 5 steps a worker pushes the sum of its steps. With agn that sum is divided by 5: then
+# long windows and many workers do not make the centre overshoot.
 rule = paceline.Downpour(push_every=5, pull_every=5, staleness="agn")
 result = paceline.Trainer("mnist", "digits", rule=rule, epochs=3).fit()
 

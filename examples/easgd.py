@@ -2,14 +2,14 @@
 
 paceline run -n 2 -- examples/easgd.py
 
-Takes some seconds. Workers never wait for each other: each meets the centre alone.
+Takes a few seconds. Workers never wait for each other: each exchanges with the centre alone.
 """
 
 import paceline
 from paceline.observe import read_events
 
 # Every 10 steps worker and centre pull each other by 0.45 of the distance between them. A weaker
-# force lets workers explore further from the centre; 0.9 / workers is the default.
+# force lets workers explore further from the centre; the default is 0.9 / workers.
 rule = paceline.EASGD(every=10, force=0.45)
 result = paceline.Trainer("mnist", "digits", rule=rule, epochs=3).fit()
 

@@ -1,4 +1,4 @@
-"""A loop of Lightning Fabric over MPI.
+"""A Lightning Fabric loop over MPI.
 
 paceline run -n 2 -- examples/fabric_loop.py
 
@@ -32,7 +32,7 @@ model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.
 batches = fabric.setup_dataloaders(DataLoader(load("train"), batch_size=64, shuffle=True))
 for epoch in range(2):
     batches.sampler.set_epoch(epoch)
-    for images, labels in batches:  # this rank's share
+    for images, labels in batches:  # this rank's shard
         optimizer.zero_grad()
         fabric.backward(cross_entropy(model(images), labels))
         optimizer.step()

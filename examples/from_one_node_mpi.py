@@ -1,7 +1,7 @@
-"""A synchronous loop with torch.distributed, written for one node, and what it takes to many.
+"""A synchronous torch.distributed loop for one node, and the same for many.
 
-from_one_node.py starts its processes by itself and joins them by gloo. from_one_node_mpi.py is the
-same on MPI, on as many nodes as you like; docs/from-one-node-to-many.md shows the difference.
+from_one_node.py starts its own processes and connects them with gloo. from_one_node_mpi.py is the
+same on MPI, on any number of nodes; docs/from-one-node-to-many.md shows the difference.
 
 python examples/from_one_node.py
 paceline run -n 2 -- examples/from_one_node_mpi.py

@@ -1,8 +1,8 @@
-"""Gossip: no server, no waiting; now and then a worker tells a random other one where it is.
+"""Gossip: no server, no waiting; now and then a worker sends its weights to a random peer.
 
 paceline run -n 2 -- examples/gossip.py
 
-Takes some seconds. At the end all replicas become one: their mean, by the weight each has.
+Takes a few seconds. At the end all replicas become their weighted mean.
 """
 
 import numpy as np
@@ -28,8 +28,8 @@ def accuracy() -> float:
     return (found == test.targets).mean()
 
 
-# After one step in ten, by chance, a worker sends its weights to another; more often, and the
-# replicas lie closer together, for more bytes.
+# After each step a worker sends its weights to a random peer with this probability. A higher one
+# keeps the replicas closer together, for more bytes.
 with paceline.keep_pace(model, optimizer, rule=paceline.Gossip(probability=0.1)):
     for _ in range(3):
         for images, labels in batches:
@@ -38,5 +38,5 @@ with paceline.keep_pace(model, optimizer, rule=paceline.Gossip(probability=0.1))
             optimizer.step()
     print(f"rank {world.rank} for itself: val accuracy {accuracy():.4f}")
 
-if world.rank == 0:  # behind the block all ranks have the same model
+if world.rank == 0:  # after the block all ranks have the same model
     print(f"all together: val accuracy {accuracy():.4f}")

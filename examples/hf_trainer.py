@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face's transformers over MPI.
+"""The Hugging Face transformers Trainer over MPI.
 
 paceline run -n 2 -- examples/hf_trainer.py
 
@@ -16,7 +16,7 @@ from paceline.models.mnist import MNISTNetwork
 
 
 class Classifier(MNISTNetwork):
-    """The Trainer wants a loss of the model; models of transformers give one by themselves."""
+    """The Trainer expects a loss from the model; models in transformers return one."""
 
     def forward(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         logits = super().forward(images)
@@ -32,7 +32,7 @@ def load(part: str) -> list[dict]:
 dist.init_process_group("mpi4py")
 arguments = TrainingArguments(
     output_dir="runs/hf_trainer",
-    use_cpu=True,  # takes the group that is there; a ddp_backend would be refused
+    use_cpu=True,  # uses the existing process group; ddp_backend would be refused
     num_train_epochs=2,
     per_device_train_batch_size=64,
     per_device_eval_batch_size=500,
@@ -45,7 +45,7 @@ arguments = TrainingArguments(
 model = Classifier()
 trainer = Trainer(model, arguments, train_dataset=load("train"), eval_dataset=load("validation"))
 trainer.train()
-trainer.evaluate()  # each rank a share of the samples; prints what all have together
+trainer.evaluate()  # each rank evaluates its shard; prints the total over all ranks
 everything = trainer.data_collator(trainer.eval_dataset)
 with torch.no_grad():
     loss = model(**everything)["loss"].item()

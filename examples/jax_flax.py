@@ -1,4 +1,4 @@
-"""A network of Flax NNX with BatchNorm and dropout, trained by JAX and optax.
+"""A Flax NNX network with BatchNorm and dropout, trained with JAX and optax.
 
 paceline run -n 2 -- examples/jax_flax.py
 

@@ -1,4 +1,4 @@
-"""Keras' own model.fit on many ranks.
+"""Keras' model.fit on many ranks.
 
 paceline run -n 2 -- examples/keras_fit.py
 """
@@ -24,9 +24,9 @@ model.compile(
     metrics=["accuracy"],
 )
 history = model.fit(
-    paceline.keras.shard(digits.load("train"), batch_size=32),  # this rank's share
+    paceline.keras.shard(digits.load("train"), batch_size=32),  # this rank's shard
     validation_data=paceline.keras.shard(digits.load("validation"), batch_size=250),
-    shuffle=False,  # the shares are shuffled already, alike on all ranks
+    shuffle=False,  # shard has already shuffled, with the same seed on all ranks
     epochs=5,
     verbose=2,
     callbacks=[
@@ -37,5 +37,5 @@ history = model.fit(
         )
     ],
 )
-accuracy = history.history["val_accuracy"][-1]  # of all ranks together
+accuracy = history.history["val_accuracy"][-1]  # over all ranks
 print(f"rank {world.rank} of {world.size}: val accuracy {accuracy:.4f}")

@@ -1,8 +1,8 @@
-"""A synchronous loop of one's own, written for processes of one node, on as many as there are.
+"""Your own synchronous loop, on any number of processes and nodes.
 
-Changed against the loop for one process: the two calls of paceline. Neither an address nor a port
-is asked for. With --hosts a:16,b:16 it runs on those machines by ssh; put `submit slurm --nodes 2
---ranks-per-node 16 --` before `run` and it is a job.
+It differs from a loop for one process by two calls of paceline, and needs no address or port. With
+--hosts a:16,b:16 it runs on those machines over ssh; with `submit slurm --nodes 2
+--ranks-per-node 16 --` before `run` it is a batch job.
 
 paceline run -n 2 -- examples/linear.py
 """
@@ -21,7 +21,7 @@ def run(rank: int, steps: int) -> float:
     model = nn.Linear(500, 500)  # y = Wx + b
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.5)
 
-    with paceline.keep_pace(model, optimizer):  # averages the gradients in optimizer.step
+    with paceline.keep_pace(model, optimizer):  # averages gradients in optimizer.step
         for step in range(steps):
             loss = torch.mean((model(data) - target) ** 2)
             optimizer.zero_grad()

@@ -1,4 +1,4 @@
-"""A script that was written for mpi_learn; of its own lines only the imports are changed.
+"""A script written for mpi_learn; only its imports are changed.
 
 paceline run -n 3 -- examples/mpi_learn_script.py
 """

@@ -1,4 +1,4 @@
-"""A user's own PyTorch loop on many ranks.
+"""Your own PyTorch loop on many ranks.
 
 paceline run -n 2 -- examples/own_loop.py
 """

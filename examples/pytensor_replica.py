@@ -1,8 +1,8 @@
-"""A library that Paceline does not know: PyTensor, which went on where Theano ended.
+"""A framework without built-in support: PyTensor, the successor of Theano.
 
 paceline run -n 2 -- examples/pytensor_replica.py
 
-The class is all that it takes; see docs/your-framework.md. Needs: pip install pytensor
+The class is all you need; see docs/your-framework.md. Needs: pip install pytensor
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ class PyTensorReplica(NumpyReplica):
 
     def __init__(self, shared, inputs, targets, loss, scores=None, lr=0.01, momentum=0.0):
         self.shared = shared
-        mode = "FAST_COMPILE"  # needs no C++ compiler; leave it out for long runs
+        mode = "FAST_COMPILE"  # needs no C++ compiler; omit it for long runs
         gradients = pytensor.grad(loss, shared)
         compute = pytensor.function([inputs, targets], [loss, *gradients], mode=mode)
         names = [variable.name for variable in shared]
@@ -39,7 +39,7 @@ class PyTensorReplica(NumpyReplica):
         super().__init__(arrays, loss_and_gradients, lr, momentum, count_correct)
 
     def rehome(self, parameters, gradients):
-        """The shared variables live in the flat vector: nothing is ever copied to or fro."""
+        """Let the shared variables live in the flat vector, so that nothing is ever copied."""
         super().rehome(parameters, gradients)
         for variable in self.shared:
             variable.set_value(self.arrays[variable.name], borrow=True)

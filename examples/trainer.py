@@ -1,4 +1,4 @@
-"""Training without a loop of one's own: a model, arrays, a callback.
+"""Training without writing a loop: a model, arrays, a callback.
 
 paceline run -n 2 -- examples/trainer.py
 """
