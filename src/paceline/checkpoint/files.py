@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,22 +11,19 @@ from typing import Any
 from safetensors.numpy import load_file
 
 from paceline.checkpoint.tree import Tree
+from paceline.core.files import synced_draft
 from paceline.core.regular_files import open_regular
 from paceline.core.safetensors import CHUNK_BYTES, Array
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> Tree:
-    """Write under a temporary name, through to the disk; returns its length and checksum."""
-    temporary = path.with_name(f".{path.name}.partial")
+    """Write a file, whole or not at all, through to the disk; returns its length and checksum."""
     size, checksum = 0, 0
-    with temporary.open("wb") as file:
+    with synced_draft(path) as file:
         for chunk in chunks:
             file.write(chunk)
             size += len(chunk)
             checksum = zlib.crc32(chunk, checksum)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
     return {"bytes": size, "crc32": f"{checksum:08x}"}
 
 

@@ -25,8 +25,8 @@ from typing import Any
 
 from paceline.checkpoint.files import check_length, load_arrays, parse, verify, write_file
 from paceline.checkpoint.tree import Tree, join, split
-from paceline.core.files import render, sync_folder
-from paceline.core.safetensors import render_header, safetensors_chunks
+from paceline.core.files import render_json, sync_folder
+from paceline.core.safetensors import Tensor, safetensors_chunks
 from paceline.errors import CheckpointError, OutputError
 
 FORMAT = 1
@@ -89,12 +89,12 @@ class Store:
         draft = self._draft(name)
         with self._writing(name):
             arrays, values = split(tree)
-            arrays = dict(sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0])))
-            header = render_header(arrays)
+            widest_first = sorted(arrays.items(), key=lambda item: (-item[1].itemsize, item[0]))
+            tensors = {key: Tensor.of(array) for key, array in widest_first}
             (draft / f"{part}.json").unlink(missing_ok=True)
-            record = write_file(draft / f"{part}.safetensors", safetensors_chunks(header, arrays))
+            record = write_file(draft / f"{part}.safetensors", safetensors_chunks(tensors))
             document = {"arrays": record, "values": values}
-            write_file(draft / f"{part}.json", [render(document)])
+            write_file(draft / f"{part}.json", [render_json(document)])
 
     def commit(
         self, name: str, parts: Sequence[str], facts: Tree, timeout_s: float = 120.0
@@ -112,7 +112,7 @@ class Store:
             _await_parts(draft, parts, timeout_s)
             files = {file: record for part in parts for file, record in _measure(draft, part)}
             manifest = {"format": FORMAT, "facts": values, "files": files}
-            write_file(draft / MANIFEST, [render(manifest)])
+            write_file(draft / MANIFEST, [render_json(manifest)])
             sync_folder(draft)
             self._rename_draft(name)
         with suppress(CheckpointError):

@@ -1,38 +1,69 @@
 """Writing files that a reader never sees half-written."""
 
-import contextlib
 import errno
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from paceline.errors import OutputError
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write to a temporary name first; a reader sees the old file or the new one."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+@contextmanager
+def draft_of(path: Path) -> Iterator[Path]:
+    """A hidden name beside `path` to write to.
+
+    It becomes `path` at the end of the block, so that a reader sees the old file or the new one; if
+    the block fails, it is removed.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        yield draft
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def synced_draft(path: Path) -> Iterator[BinaryIO]:
+    """The same as an open file, whose content is on the disk before it becomes `path`."""
+    with draft_of(path) as draft, draft.open("wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text so that a reader sees the old file or the new one."""
+    path = Path(path)
+    try:
+        with draft_of(path) as draft:
+            draft.write_text(text, encoding="utf-8")
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror}. Choose a place that you can write to."
-        ) from error
+        raise cannot_write(path, error) from error
 
 
-def render(document: Any) -> bytes:
-    """Strict JSON."""
+def cannot_write(path: Path, error: OSError, room: str = "") -> OutputError:
+    """The error for a file that you chose; `room` says what needs space there."""
+    space = f", with room for {room}" if room else ""
+    return OutputError(
+        f"{path} cannot be written: {error.strerror or error}. Choose a place that you can write "
+        f"to{space}."
+    )
+
+
+def render_json(document: Any) -> bytes:
+    """Strict JSON: no NaN, no infinity."""
     return json.dumps(document, allow_nan=False).encode()
 
 
 def sync_folder(path: Path) -> None:
-    """Names, too, reach the disk late."""
+    """Bring the names in a folder to the disk, as fsync does with a file's content."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

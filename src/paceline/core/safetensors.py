@@ -1,14 +1,18 @@
-"""Files of safetensors, written as a stream: no array is copied whole."""
+"""Files of safetensors, written as a stream: no array is copied whole.
+
+The library's own writer copies every array before version 0.8, and computes no checksum on the way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.files import render
+from paceline.core.chunks import chunks
+from paceline.core.files import render_json
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +30,7 @@ DTYPES = {
     "float32": "F32",
     "float64": "F64",
 }
-"""The arrays that a tree may hold, and what safetensors calls them."""
+"""The types of numpy, and what safetensors calls them."""
 
 
 CHUNK_BYTES = 1 << 20
@@ -34,28 +38,44 @@ CHUNK_BYTES = 1 << 20
 MAX_HEADER_BYTES = 100_000_000  # what readers of safetensors accept
 
 
-def render_header(arrays: Mapping[str, Array]) -> bytes:
-    """The head of a safetensors file: its length, then JSON that tells where each array lies."""
-    entries, begin = {}, 0
-    for key, array in arrays.items():
-        end = begin + array.nbytes
-        entries[key] = {
-            "dtype": DTYPES[array.dtype.name],
-            "shape": array.shape,
-            "data_offsets": (begin, end),
-        }
-        begin = end
-    text = render(entries)
-    text += b" " * (-len(text) % 8)  # so that the arrays are aligned
-    assert len(text) <= MAX_HEADER_BYTES, f"{len(arrays)} arrays in one part are too many"
-    return len(text).to_bytes(8, "little") + text
+class Tensor(NamedTuple):
+    """An array to be written: the format's name of its type, its shape, and its values."""
+
+    dtype: str
+    shape: Sequence[int]
+    values: Array
+    """An array of numpy, or the bytes of one whose type numpy does not have."""
+
+    @classmethod
+    def of(cls, array: Array) -> Tensor:
+        return cls(DTYPES[array.dtype.name], array.shape, array)
 
 
-def safetensors_chunks(header: bytes, arrays: Mapping[str, Array]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file; no more than one array is copied at a time."""
-    yield header
-    for array in arrays.values():
+def safetensors_chunks(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> Iterator[bytes | memoryview]:
+    """The bytes of a safetensors file; at most one array is copied at a time, and only if it is
+    not contiguous."""
+    yield render_header(tensors, metadata)
+    for tensor in tensors.values():
+        array = tensor.values
         plain = np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<"))
         octets = plain.reshape(-1).view(np.uint8).data
-        for begin in range(0, len(octets), CHUNK_BYTES):
-            yield octets[begin : begin + CHUNK_BYTES]
+        for piece in chunks(slice(0, len(octets)), CHUNK_BYTES):
+            yield octets[piece]
+
+
+def render_header(
+    tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The head of a safetensors file: its length, then JSON that says where each array lies."""
+    header: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    begin = 0
+    for name, tensor in tensors.items():
+        end = begin + tensor.values.nbytes
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begin, end)}
+        begin = end
+    text = render_json(header)
+    text += b" " * (-len(text) % 8)  # so that the arrays are aligned
+    assert len(text) <= MAX_HEADER_BYTES, f"{len(tensors)} arrays in one file are too many"
+    return len(text).to_bytes(8, "little") + text

@@ -7,7 +7,6 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -101,16 +100,6 @@ def aligned_zeros(size: int, dtype: npt.DTypeLike) -> Vector:
     raw = np.zeros(size * kind.itemsize + ALIGNMENT_BYTES, dtype=np.uint8)
     start = -raw.ctypes.data % ALIGNMENT_BYTES
     return raw[start : start + size * kind.itemsize].view(kind)
-
-
-def cut(size: int, pieces: int) -> list[slice]:
-    """Contiguous, nearly equal pieces of a vector.
-
-    >>> cut(10, 3)
-    [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
-    """
-    edges = [size * piece // pieces for piece in range(pieces + 1)]
-    return [slice(first, last) for first, last in pairwise(edges)]
 
 
 def differences(layouts: Sequence[Layout], limit: int = 5) -> list[str]:

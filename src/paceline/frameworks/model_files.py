@@ -6,10 +6,8 @@ know (bfloat16).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 import shutil
 import zipfile
 import zlib
@@ -21,10 +19,10 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 from safetensors import safe_open
 
-from paceline.core.files import sync_folder
+from paceline.core.files import cannot_write, sync_folder, synced_draft
 from paceline.core.regular_files import check_regular
-from paceline.core.safetensors import CHUNK_BYTES, DTYPES, Array
-from paceline.errors import CheckpointError, ConfigError, OutputError
+from paceline.core.safetensors import CHUNK_BYTES, DTYPES, Array, Tensor, safetensors_chunks
+from paceline.errors import CheckpointError, ConfigError
 
 CODES = {
     **DTYPES,
@@ -92,22 +90,12 @@ def copy_file(source: Path, path: Path) -> None:
 
 
 def _write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
+        with synced_draft(path) as file:
             write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}. Choose a place that you can "
-            "write to, with room for the model."
-        ) from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        raise cannot_write(path, error, room="the model") from error
 
 
 def item_bytes(kind: str) -> int:
@@ -216,26 +204,16 @@ def _write_keras(model: PlainModel, file: BinaryIO) -> None:
 
 def _write_safetensors(model: PlainModel, file: BinaryIO) -> None:
     form = "np" if model.framework == "keras" else model.framework
-    header: dict[str, object] = {"__metadata__": {"format": form, **model.aliases}}
     # As the format's own writer has it, the widest come first: then all are aligned.
     widest_first = sorted(model.arrays.items(), key=lambda item: -item_bytes(item[1].kind))
-    begin = 0
     for name, array in widest_first:
         if array.kind not in CODES:
             raise _refusal(name, array.kind, ".safetensors")
-        end = begin + array.octets.size
-        header[name] = {
-            "dtype": CODES[array.kind],
-            "shape": array.shape,
-            "data_offsets": (begin, end),
-        }
-        begin = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    file.write(len(text).to_bytes(8, "little") + text)
-    for _, array in widest_first:
-        for first in range(0, array.octets.size, CHUNK_BYTES):
-            file.write(array.octets[first : first + CHUNK_BYTES].data)
+    tensors = {
+        name: Tensor(CODES[array.kind], array.shape, array.octets) for name, array in widest_first
+    }
+    for chunk in safetensors_chunks(tensors, {"format": form, **model.aliases}):
+        file.write(chunk)
 
 
 def _write_npz(model: PlainModel, file: BinaryIO) -> None:

@@ -105,6 +105,7 @@ from pathlib import Path
 import numpy as np
 from paceline.checkpoint import files
 from paceline.checkpoint.store import Store
+from paceline.core import safetensors
 
 def save(store, name, number):
     store.begin(name)
@@ -123,11 +124,11 @@ def die_at(moment):
             return function(*arguments)
         return call
     files.zlib.crc32 = after(zlib.crc32)
-    files.os.fsync = after(os.fsync)
+    os.fsync = after(os.fsync)
     events = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir"}
     sys.addaudithook(lambda event, _: tick() if event in events else None)
 
-files.CHUNK_BYTES = 1000
+safetensors.CHUNK_BYTES = 1000
 root = Path(sys.argv[1])
 save(Store(root / "start"), "step-1", 1)
 for moment in range(1000):

@@ -4,16 +4,14 @@
 where the digit is. The training images are cut into so many files, the test images into fewer.
 """
 
-import os
 from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from paceline.core.chunks import split_evenly
+from paceline.core.files import draft_of
 from paceline.data.builtin import mnist
 from paceline.errors import ConfigError, DataError
 
@@ -117,23 +115,11 @@ def _check_enough(part: str, files: int, samples: int) -> None:
 def _write_part(listed: Path, paths: list[Path], images: np.ndarray, labels: np.ndarray) -> None:
     """The list goes first and comes last: where there is one, all its files are whole."""
     listed.unlink(missing_ok=True)
-    cuts = [number * len(images) // len(paths) for number in range(len(paths) + 1)]
-    for path, (first, last) in zip(paths, pairwise(cuts), strict=True):
-        arrays = as_arrays(images[first:last], labels[first:last])
-        _replace(path, partial(_SAVE[path.suffix], arrays))
-    text = "".join(f"{path.name}\n" for path in paths)
-    _replace(listed, lambda to: to.write_text(text))
-
-
-def _replace(path: Path, save: Callable[[Path], object]) -> None:
-    """Write under another name first: nobody ever sees half a file."""
-    draft = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
-        save(draft)
-        draft.replace(path)
-    finally:
-        with suppress(OSError):
-            draft.unlink(missing_ok=True)
+    for path, part in zip(paths, split_evenly(len(images), len(paths)), strict=True):
+        with draft_of(path) as draft:
+            _SAVE[path.suffix](as_arrays(images[part], labels[part]), draft)
+    with draft_of(listed) as draft:
+        draft.write_text("".join(f"{path.name}\n" for path in paths))
 
 
 def _save_hdf5(arrays: Arrays, path: Path) -> None:
@@ -150,7 +136,8 @@ def _save_hdf5(arrays: Arrays, path: Path) -> None:
 
 
 def _save_npz(arrays: Arrays, path: Path) -> None:
-    np.savez(path, **arrays)  # type: ignore[arg-type]
+    with path.open("wb") as file:  # of a name, numpy would make one that ends in .npz
+        np.savez(file, **arrays)  # type: ignore[arg-type]
 
 
 _SAVE = {".h5": _save_hdf5, ".npz": _save_npz}

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Protocol
 
 from paceline.comm import World
-from paceline.core.vectors import Vector, cut
+from paceline.core.chunks import split_evenly
+from paceline.core.vectors import Vector
 from paceline.errors import ConfigError, WorldError
 from paceline.rules import PushTerms, State
 from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
@@ -131,7 +132,7 @@ def _reach(
         weights = saved.centre
     if world.rank in roles.hosts:
         _check_threads(world, roles)
-        piece = cut(weights.size, len(roles.hosts))[roles.hosts.index(world.rank)]
+        piece = split_evenly(weights.size, len(roles.hosts))[roles.hosts.index(world.rank)]
         on_error = partial(_end_all, world, fail)
         own = (saved, piece) if saved is not None else None
         host = ShardServer(world, rule, weights[piece], roles.workers, batches, tags, on_error, own)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from paceline.comm import NodeMemory, World
+from paceline.core.chunks import chunks
 from paceline.core.vectors import ALIGNMENT_BYTES, Vector
 from paceline.errors import WorldError
 from paceline.rules import PushTerms, State
@@ -43,7 +44,7 @@ class NodeCentre:
         A run that was interrupted goes on with the centre it had `saved`.
         """
         self._world, self._rule, self._worker = world, rule, worker
-        self._pieces = _chunks(weights.size)
+        self._pieces = list(chunks(slice(0, weights.size), CHUNK_ELEMENTS))
         sizes = [piece.stop - piece.start for piece in self._pieces]
         states = [rule.init_centre(size, weights.dtype) for size in sizes]
         numbers = np.zeros(Ledger.size(world.size))
@@ -135,12 +136,6 @@ class NodeCentre:
         self.read_into(out)
         self._memory.close()
         del self._ledger, self._centre, self._states  # the last views of the memory
-
-
-def _chunks(size: int) -> list[slice]:
-    return [
-        slice(first, min(first + CHUNK_ELEMENTS, size)) for first in range(0, size, CHUNK_ELEMENTS)
-    ]
 
 
 def _reserve(world: World, arrays: Sequence[Vector], locks: int) -> NodeMemory:

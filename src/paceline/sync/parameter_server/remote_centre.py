@@ -9,7 +9,8 @@ import numpy as np
 
 from paceline.comm import Pending, World, wait_until
 from paceline.comm.wire import make_codec
-from paceline.core.vectors import Vector, cut
+from paceline.core.chunks import split_evenly
+from paceline.core.vectors import Vector
 from paceline.errors import Interrupted, WorldError
 from paceline.rules import PushTerms, State
 from paceline.sync.parameter_server.codec_pair import CodecPair, FeedbackCodec
@@ -40,7 +41,7 @@ class RemoteCentre:
     ) -> None:
         self._world, self._rule, self._hosts, self._host = world, rule, roles.hosts, host
         self._tags, self._works = tags, world.rank in roles.workers
-        self._pieces = cut(weights.size, len(roles.hosts))
+        self._pieces = split_evenly(weights.size, len(roles.hosts))
         self.bytes_sent, self._abandoned = 0, False
         if not self._works:
             return

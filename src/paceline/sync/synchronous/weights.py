@@ -7,7 +7,8 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.comm.allreduce.coded import make_sums
-from paceline.core.vectors import Vector, copy_vectors, cut, fill_vectors
+from paceline.core.chunks import split_evenly
+from paceline.core.vectors import Vector, copy_vectors, fill_vectors
 from paceline.observe import Stopwatch
 from paceline.rules import BSP, State, WeightRule
 from paceline.sync.replicas import check_finite_weights
@@ -36,7 +37,7 @@ class WeightExchange:
             else None
         )
         weights = replica.parameters()
-        self._slices = cut(weights.size, rule.fragments)
+        self._slices = split_evenly(weights.size, rule.fragments)
         sizes = [piece.stop - piece.start for piece in self._slices]
         longest = 0 if self._plain else max(sizes)
         self._message = StepMessage(world, weights[:longest], number=number)

@@ -1,0 +1,43 @@
+"""Vectors and ranges cut into pieces, of fixed length or evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+CACHED_ELEMENTS = 32 * 1024
+"""So few that several vectors of them stay in a core's cache."""
+
+
+def chunks(piece: slice, longest: int) -> Iterator[slice]:
+    """Cut a slice into chunks of `longest` elements; the last may be shorter.
+
+    >>> list(chunks(slice(3, 8), 4))
+    [slice(3, 7, None), slice(7, 8, None)]
+    """
+    for first in range(piece.start, piece.stop, longest):
+        yield slice(first, min(first + longest, piece.stop))
+
+
+def pieces(size: int) -> Iterator[slice]:
+    """Parts of a vector that stay in the cache, so that temporaries are short and fast.
+
+    >>> [length(piece) for piece in pieces(70_000)]
+    [32768, 32768, 4464]
+    """
+    return chunks(slice(0, size), CACHED_ELEMENTS)
+
+
+def split_evenly(size: int, parts: int) -> list[slice]:
+    """Contiguous, nearly equal parts.
+
+    >>> split_evenly(10, 3)
+    [slice(0, 3, None), slice(3, 6, None), slice(6, 10, None)]
+    """
+    edges = [size * part // parts for part in range(parts + 1)]
+    return [slice(first, last) for first, last in pairwise(edges)]
+
+
+def length(piece: slice) -> int:
+    """How many elements a slice with both ends has."""
+    return int(piece.stop - piece.start)
