@@ -28,12 +28,13 @@ from paceline.data.sampling.shards import epoch_order
 from paceline.errors import ConfigError, DataError, TrainingError
 from paceline.frameworks import limit_threads
 from paceline.frameworks.keras.backend import prepare_backend
-from paceline.keras.fit import FitSession, StepLimits
+from paceline.keras.fit import FitSession
 from paceline.rules import EASGD, Downpour, Rule, make_rule
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.watchdog.thread import watched
 from paceline.runtime.world import init
 from paceline.sync.replicas import start_equal as _start_equal
+from paceline.training.loop.stepper import StepLimits
 
 prepare_backend()  # Keras looks for its backend when it is imported
 
@@ -76,7 +77,9 @@ class KeepPace(keras.callbacks.Callback):
         super().__init__()
         self._rule = _read_rule(rule, settings)
         self._callbacks, self._world = list(callbacks), world
-        self._limits = StepLimits(max_rejected, stall_warning_s, stall_timeout_s)
+        self._limits = StepLimits(
+            max_rejected, stall_warning_s=stall_warning_s, stall_timeout_s=stall_timeout_s
+        )
         self._pace: FitSession | None = None
         self._leading: KerasCallbacks | None = None
         self._undo: list[Callable[[], None]] = []
@@ -133,7 +136,8 @@ class KeepPace(keras.callbacks.Callback):
         self._lead_batch("on_train_batch_end", batch, logs)
         samples = self._count_new()
         self._trained += samples
-        pace.stop = pace.stop or bool(model.stop_training)
+        if model.stop_training:
+            pace.ask_to_stop()
         pace.after_batch(samples)
         if pace.stop:
             model.stop_training = True

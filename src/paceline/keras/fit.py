@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
@@ -15,31 +15,18 @@ from paceline.errors import TrainingError
 from paceline.observe import Stopwatch
 from paceline.rules import Rule
 from paceline.runtime.failure import fail
-from paceline.runtime.watchdog.thread import watched
 from paceline.sync import (
     AsynchronousExchange,
-    Contribution,
     ExchangeContext,
-    StepOutcome,
     load_common_weights,
     make_exchange,
     next_exchange_id,
 )
 from paceline.sync.replicas import average_buffers, start_equal
-
-_log = logging.getLogger("paceline.training")
+from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
 
 _SEED_STRIDE = 1_000_003
 """Between the seeds of two ranks' dropout."""
-
-
-class StepLimits(NamedTuple):
-    """What ends a run that goes wrong."""
-
-    max_rejected: int
-    """Steps of one rank whose gradients are not finite."""
-    stall_warning_s: float
-    stall_timeout_s: float
 
 
 class FitSession:
@@ -61,32 +48,35 @@ class FitSession:
         start_equal(world, loop)
         frame = ExchangeContext(number=next_exchange_id(world), share=False, fail=fail)
         self._exchange = make_exchange(world, loop, rule, frame)
-        self._watch, self._steps = Stopwatch(), 0
-        self._limits, self._rejected = limits, 0
-        self.stop = False
-        """Whether this rank asks to stop, or has heard that another does."""
+        limits = limits._replace(refuses_nonfinite=not loop.scales_loss)
+        self._stepper = Stepper(world.rank, loop, self._exchange, limits, Stopwatch(), self._wishes)
+        self._stop_asked = False
         self._own: Vector | None = None
+
+    @property
+    def stop(self) -> bool:
+        """Whether this rank asks to stop, or has heard that another does."""
+        return self._stop_asked or self._stepper.stop_heard
+
+    def ask_to_stop(self) -> None:
+        """On this rank; the others hear it in the next exchange."""
+        self._stop_asked = True
+
+    def _wishes(self) -> StepWishes:
+        return StepWishes(stop=self.stop)
 
     def average_gradients(self, samples: float) -> None:
         """Gradients of so many samples lie in the vector: average them over the ranks.
 
         In a compiled step that is a thread of the backend's: so waiting is watched here.
         """
-        weight = samples
-        if not self._loop.scales_loss and not self._loop.gradients_are_finite():
-            self._loop.clear_gradients()
-            weight = 0.0
-            self._note_rejected()
-        part = Contribution(samples, weight, more=True, stop=self.stop)
         with self.watched():
-            self._hear(self._exchange.before_step(part, self._watch))
+            self._stepper.before(self._stepper.contribution(samples, samples, more=True))
 
     def after_batch(self, samples: float) -> None:
         """The optimizer has stepped on so many samples: exchange weights if it is time to."""
-        self._steps += 1
-        part = Contribution(samples, samples, more=True, stop=self.stop)
         with self.watched():
-            self._hear(self._exchange.after_step(part, self._watch))
+            self._stepper.after(self._stepper.contribution(samples, samples, more=True))
 
     def end_epoch(self) -> None:
         """Wait for the others, take part in their steps, and show what all have in common.
@@ -165,7 +155,7 @@ class FitSession:
         self.begin_epoch()
         with self.watched():
             if isinstance(self._exchange, AsynchronousExchange):
-                self._exchange.leave(self._watch)
+                self._exchange.leave(self._stepper.watch)
             load_common_weights(self._loop, self._exchange)
             self._exchange.close()
             average_buffers(self.world, self._loop)
@@ -174,23 +164,13 @@ class FitSession:
         """This rank's `fit` has failed: serve nobody any more."""
         self._exchange.abandon()
 
-    def watched(self) -> Any:
+    def watched(self) -> AbstractContextManager[None]:
         """Around what waits for other ranks."""
-        limits = self._limits.stall_warning_s, self._limits.stall_timeout_s
-        return watched(lambda: (self._watch.laps, self._steps), *limits)
+        return self._stepper.watched()
 
     def _catch_up(self) -> None:
         """Take part without samples until no rank has a further batch in this epoch."""
-        meeting, taken = None, 0
-        while meeting is None or meeting.more:
-            self._loop.clear_gradients()
-            part = Contribution(stop=self.stop)
-            meeting = self._exchange.before_step(part, self._watch)
-            if meeting is not None and meeting.more and meeting.weight:
-                self._loop.apply()
-                taken += 1
-            meeting = self._exchange.after_step(part, self._watch) or meeting
-            self._hear(meeting)
+        taken = self._stepper.drain()
         if self._exchange.replicas_stay_equal:
             self._even_out(taken)
 
@@ -221,21 +201,6 @@ class FitSession:
         consensus: Vector = self._loop.parameters() * self._exchange.snapshot()["weight"]
         self.world.all_reduce(consensus)
         return consensus
-
-    def _hear(self, meeting: StepOutcome | None) -> None:
-        self.stop = self.stop or (meeting is not None and meeting.stop)
-
-    def _note_rejected(self) -> None:
-        """Count gradients that were kept out of a step; too many end the run."""
-        self._rejected += 1
-        most = self._limits.max_rejected
-        found = f"a gradient is not finite at step {self._steps + 1} on rank {self.world.rank}"
-        if self._rejected > most:
-            raise TrainingError(
-                f"{found} ({self._rejected} rejected, max_rejected is {most}); look at its batch, "
-                "or lower the learning rate"
-            )
-        _log.warning("%s: rejected (%d of at most %d)", found, self._rejected, most)
 
 
 def _share_optimizer(world: World, loop: Any) -> None:

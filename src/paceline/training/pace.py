@@ -31,6 +31,7 @@ from paceline.sync import (
 )
 from paceline.sync.replicas import average_buffers, check_equal, start_equal
 from paceline.sync.synchronous.shared import SharedParametersExchange
+from paceline.training.loop.stepper import StepLimits, Stepper
 
 _log = logging.getLogger("paceline.training")
 
@@ -72,25 +73,23 @@ class Pace:
         rule: Rule,
         frame: ExchangeContext,
         overlap: bool,
-        max_rejected: int,
+        limits: StepLimits,
     ) -> None:
-        self.world = world
-        self.rejected = 0
-        """Steps of this rank whose gradients were not finite and were left out."""
-        self._max_rejected, self._steps = max_rejected, 0
-        self._loop, self._clip_norm = loop, frame.clip_norm
+        self.world, self._loop = world, loop
         start_equal(world, loop)
         self._exchange = make_exchange(world, loop, rule, frame)
-        self._part: Contribution | None = None
+        self._stepper = Stepper(world.rank, loop, self._exchange, limits, Stopwatch())
+        self._begun = 0
+        """Steps of this rank, with the one under way."""
+        self._mine: Contribution | None = None
         if overlap and isinstance(self._exchange, SharedParametersExchange):
-            self._exchange.announce_each(lambda: self._begin_part().weight)
-        self._watch = Stopwatch()
+            self._exchange.announce_each(lambda: self._begin_contribution().weight)
         self._seen = (0, 0)
         self._usual = Contribution(1, 1.0, more=True)
         self._by: object = None
         self._given: float | None = None
         self._unit = "steps"
-        """What the samples of the last part are: `shard` counts them, or the user, or nobody."""
+        """What the last contribution counts: samples of `shard`, the user's weights, or steps."""
         exchange = self._exchange
         everyone = tuple(range(world.size))
         self.workers = (
@@ -102,6 +101,11 @@ class Pace:
             _log.info("rule %s: %s", rule.name, exchange.describe())
 
     @property
+    def rejected(self) -> int:
+        """Steps of this rank whose gradients were not finite and were left out."""
+        return self._stepper.rejected
+
+    @property
     def steps_itself(self) -> bool:
         """Whether the exchange moves the parameters, and the user's optimizer must not."""
         return self._exchange.steps_optimizer
@@ -111,7 +115,7 @@ class Pace:
 
         With `overlap`, say it before backward.
         """
-        if self._part is not None:
+        if self._mine is not None:
             raise TrainingError(
                 "pace.weigh came after gradients had been sent; call it before loss.backward(), or "
                 "say keep_pace(..., overlap=False)"
@@ -125,55 +129,26 @@ class Pace:
                 f"rank {self.world.rank} is a server by rule.servers and does not train; iterate "
                 "over paceline.shard(...), which gives it no batches, or look at pace.workers"
             )
-        part = self._begin_part()
-        self._steps += 1
-        if not self._exchange.filters_nonfinite and not self._loop.gradients_are_finite():
-            self._loop.clear_gradients()
-            part = self._part = part._replace(weight=0.0)
-            self._note_rejected()
-        self._watch.lap("compute")
-        meeting = self._exchange.before_step(part, self._watch)
-        if meeting is not None and meeting.rejected:
-            self._note_rejected()
-        if self._clip_norm is not None and not self._exchange.steps_optimizer:
-            self._loop.clip(self._clip_norm)
+        self._begun += 1
+        self._stepper.before(self._begin_contribution())
 
     def after_step(self) -> None:
         """Exchange what the rule exchanges after the optimizer has moved the weights."""
-        self._watch.lap("compute")
-        part, self._part = self._begin_part(), None
-        self._exchange.after_step(part, self._watch)
+        mine, self._mine = self._begin_contribution(), None
+        self._stepper.after()
         if self._trial is not None:
-            self._trial.note(part.samples, self._watch, self._unit)
-
-    def _note_rejected(self) -> None:
-        """Count gradients that were kept out of a step; too many end the run."""
-        self.rejected += 1
-        most = self._max_rejected
-        found = f"a gradient is not finite at step {self._steps} on rank {self.world.rank}"
-        if self.rejected > most:
-            counted = f" ({self.rejected} rejected, max_rejected is {most})" if most else ""
-            raise TrainingError(f"{found}{counted}; look at its batch, or lower the learning rate")
-        _log.warning("%s: rejected (%d of at most %d)", found, self.rejected, most)
+            self._trial.note(mine.samples, self._stepper.watch, self._unit)
 
     def end_epoch(self, by: object) -> None:
         """A shard is through; if this loop trains on it, that is the end of its epoch."""
         if by is self._by:
-            self._exchange.end_epoch(self._watch)
+            self._exchange.end_epoch(self._stepper.watch)
 
     def leave(self) -> None:
         """Take part, without samples, in the steps of the ranks that still have some."""
-        while self.world.size > 1 or self._exchange.asynchronous:
-            self._loop.clear_gradients()
-            meeting = self._exchange.before_step(Contribution(), self._watch)
-            if meeting is not None and meeting.more and meeting.weight and not self.steps_itself:
-                if self._clip_norm is not None:
-                    self._loop.clip(self._clip_norm)
-                self._loop.apply()
-            meeting = self._exchange.after_step(Contribution(), self._watch) or meeting
-            if meeting is not None and not meeting.more:
-                break
-        steps = self.world.allgather_values(self._steps)
+        if self.world.size > 1 or self._exchange.asynchronous:
+            self._stepper.drain()
+        steps = self.world.allgather_values(self._begun)
         if self.world.size > 1 and not any(steps):
             raise TrainingError(
                 "no rank called optimizer.step() in the keep_pace block, which is where ranks "
@@ -209,7 +184,7 @@ class Pace:
 
     def progress(self) -> tuple[int, int]:
         """A count that grows while this rank gets on, and its step."""
-        return self._watch.laps, self._steps
+        return self._stepper.watch.laps, self._begun
 
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
@@ -217,15 +192,15 @@ class Pace:
 
     def time(self) -> TimeSplit:
         """Where this rank's time went since the last call; the user's own work is compute."""
-        return self._watch.take()
+        return self._stepper.watch.take()
 
-    def _begin_part(self) -> Contribution:
+    def _begin_contribution(self) -> Contribution:
         """What this rank brings to the step that is under way."""
-        if self._part is None:
-            self._part = self._make_part()
-        return self._part
+        if self._mine is None:
+            self._mine = self._make_contribution()
+        return self._mine
 
-    def _make_part(self) -> Contribution:
+    def _make_contribution(self) -> Contribution:
         """What this rank brings to the step that begins."""
         if self._given is not None:
             given, self._given = self._given, None
@@ -288,7 +263,10 @@ def keep_pace(
     frame = ExchangeContext(
         number=next_exchange_id(world), clip_norm=clip_norm, share=share, fail=fail
     )
-    pace = Pace(world, loop, rule, frame, overlap, max_rejected)
+    limits = StepLimits(
+        max_rejected, clip_norm, stall_warning_s=stall_warning_s, stall_timeout_s=stall_timeout_s
+    )
+    pace = Pace(world, loop, rule, frame, overlap, limits)
     end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
     others = _active.get()
     _active.set((*others, pace))

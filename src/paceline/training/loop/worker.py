@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,16 +15,14 @@ from paceline.comm import World
 from paceline.config.run import RunConfig
 from paceline.data import Batch, EpochRemainder, Shard, Stream, granted_batches, training_batches
 from paceline.data.sampling.epochs import PREFETCH_DEPTH
-from paceline.errors import TrainingError
 from paceline.frameworks import Replica
 from paceline.observe import EventLog, Stopwatch
 from paceline.observe.trial import TrialLog, open_trial
 from paceline.runtime.stop_requests import StopRequests
-from paceline.sync import AsynchronousExchange, Contribution, Exchange, StepOutcome
+from paceline.sync import AsynchronousExchange, Exchange, StepOutcome
 from paceline.sync.replicas import check_equal
 from paceline.training.loop.clock import Clock
-
-_log = logging.getLogger("paceline.training")
+from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
 
 StepHook = Callable[[float | None, int], None]
 """Called after a step with this rank's loss (None: it had no samples) and the world's samples."""
@@ -93,8 +90,6 @@ class Worker:
     saver: Saver | None = None
     on_pause: Callable[[StepOutcome], None] = lambda meeting: None
     """Called between two steps when all ranks are to save."""
-    rejected: int = 0
-    """Batches of this rank whose loss or gradients were not finite."""
     place: EpochPosition = field(init=False)
     deferred: StepOutcome | None = field(default=None, init=False)
     """Wishes that came with the last step of an epoch, to be heeded at its end."""
@@ -106,6 +101,7 @@ class Worker:
     numbered_for: int | None = None
     """For how many workers batches were numbered, if the run began with others."""
 
+    stepper: Stepper = field(init=False)
     _trial: TrialLog | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -113,6 +109,10 @@ class Worker:
         if isinstance(exchange, AsynchronousExchange):
             workers = len(exchange.roles.workers)
         self._trial = open_trial(self.world.rank, workers)
+        limits = StepLimits(self.config.max_rejected, self.config.clip_norm)
+        self.stepper = Stepper(
+            self.world.rank, self.replica, exchange, limits, self.watch, self._wishes
+        )
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -280,6 +280,7 @@ class Worker:
         return _Feed(batches, place.leg.batches(len(source), self.world.rank) - place.taken)
 
     def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, StepOutcome | None]:
+        """One step of this rank; its loss, None if the batch was refused or there was none."""
         config = self.config
         if config.schedule.moves:
             factor = config.schedule.factor(self.clock.epochs, config.epochs)
@@ -288,36 +289,24 @@ class Worker:
         weight = samples / (config.data.batch_size * config.accumulate)
         loss = self._gradients(batch, weight)
         if loss is None:
-            weight = 0.0
-        part = Contribution(
-            samples,
-            weight,
-            more,
-            self.stop_asked,
-            (loss or 0.0) * samples,
-            save=self.saver is not None and self.saver.is_due(self.clock.step + 1),
-            quit=self.orders.reason is not None,
-        )
-        meeting = self.exchange.before_step(part, self.watch)
-        if meeting is not None and meeting.rejected:
-            self.note_rejected("a gradient is not finite", batch)
-        if self._is_to_step(weight, meeting):
-            if config.clip_norm is not None:
-                self.replica.clip(config.clip_norm)
-            self.replica.apply()
-        return loss, self.exchange.after_step(part, self.watch) or meeting
+            mine = self.stepper.contribution(samples, 0.0, more)
+        else:
+            mine = self.stepper.contribution(samples, weight, more, loss * samples)
+        where = batch.where if batch is not None else lambda: "no samples"
+        outcome = self.stepper.step(mine, where)
+        return None if self.stepper.refused else loss, outcome
 
-    def _is_to_step(self, weight: float, meeting: StepOutcome | None) -> bool:
-        """Whether there is a gradient that the exchange has not used itself."""
-        if meeting is None:
-            return weight > 0
-        return meeting.weight > 0 and not self.exchange.steps_optimizer
+    def _wishes(self) -> StepWishes:
+        save = self.saver is not None and self.saver.is_due(self.clock.step + 1)
+        return StepWishes(self.stop_asked, save, self.orders.reason is not None)
 
-    def _parts_of(self, batch: Batch) -> int:
-        """In how many parts to compute: none larger than a batch, none of a single sample."""
+    def _micro_batches(self, batch: Batch) -> list[Batch]:
+        """What to compute at a time: none larger than a batch, none of a single sample."""
+        if self.config.accumulate == 1:
+            return batch.split(1)
         size = self.config.data.batch_size
         most = batch.samples if size == 1 else max(1, batch.samples // 2)
-        return min(-(-batch.samples // size), most) if self.config.accumulate > 1 else 1
+        return batch.split(min(-(-batch.samples // size), most))
 
     def _gradients(self, batch: Batch | None, weight_in_step: float) -> float | None:
         """This rank's mean loss, its gradients left in the replica; None if there are none."""
@@ -325,38 +314,17 @@ class Worker:
             self.replica.clear_gradients()
             return None
         loss = 0.0
-        parts = batch.split(self._parts_of(batch))
-        for index, part in enumerate(parts):
-            if index == len(parts) - 1:
+        micro_batches = self._micro_batches(batch)
+        for index, micro_batch in enumerate(micro_batches):
+            if index == len(micro_batches) - 1:
                 self.exchange.last_backward(weight_in_step)
-            weight = part.samples / batch.samples
-            part_loss = self.replica.gradients(part, weight=weight, add=index > 0)
-            if not math.isfinite(part_loss):
-                self._reject(f"the loss is {part_loss}", part)
+            weight = micro_batch.samples / batch.samples
+            its_loss = self.replica.gradients(micro_batch, weight=weight, add=index > 0)
+            if not math.isfinite(its_loss):
+                self.stepper.reject(f"the loss is {its_loss}", micro_batch.where)
                 return None
-            loss += weight * part_loss
-        if not self.exchange.filters_nonfinite and not self.replica.gradients_are_finite():
-            self._reject("a gradient is not finite", batch)
-            return None
+            loss += weight * its_loss
         return loss
-
-    def _reject(self, what: str, batch: Batch) -> None:
-        """Keep a batch out of the step: nobody else gets to see what it gave."""
-        self.replica.clear_gradients()
-        self.note_rejected(what, batch)
-
-    def note_rejected(self, what: str, batch: Batch | None) -> None:
-        """Count a rejected batch; too many end the run."""
-        self.rejected += 1
-        where = batch.where() if batch is not None else "no samples"
-        found = f"{what} at step {self.clock.step + 1} on rank {self.world.rank}, for {where}"
-        most = self.config.max_rejected
-        if self.rejected > most:
-            counted = f" ({self.rejected} batches rejected, max_rejected is {most})" if most else ""
-            raise TrainingError(
-                f"{found}{counted}; look at these samples, or lower the learning rate"
-            )
-        _log.warning("%s: rejected (%d of at most %d)", found, self.rejected, most)
 
 
 def _is_over(meeting: StepOutcome | None) -> TypeGuard[StepOutcome]:

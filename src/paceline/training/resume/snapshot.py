@@ -60,7 +60,7 @@ def snapshot_rank(run: TrainingRun, leaders_constants: int) -> Tree:
         "loss_sum": worker.place.loss_sum,
         "left_out": worker.place.left_out,
         "seconds": worker.place.elapsed(),
-        "rejected": worker.rejected,
+        "rejected": worker.stepper.rejected,
         "time": asdict(split),
         "callbacks": [_state_of(callback) for callback in run.trainer.callbacks],
     }
@@ -136,10 +136,12 @@ def _take_up_counts(run: TrainingRun, resumed: Resumed) -> None:
         accept_generator_states(own["generators"])
         for name in _COUNTS:
             setattr(run.clock, name, own["counts"][name])
-        worker.estimated_samples, worker.rejected = own["supposed"], own["rejected"]
+        worker.estimated_samples, worker.stepper.rejected = own["supposed"], own["rejected"]
+        worker.stepper.steps = run.clock.step
         worker.watch.put_back(TimeSplit(**own["time"]))
     else:
         run.exchange.restore_shared(own["exchange"])
+        worker.stepper.steps = run.clock.step
         seed = run.config.seed + 1_000_003 * run.world.rank + 7_919 * (run.clock.step + 1)
         seed_generators(seed)  # those of the first steps would come again
 

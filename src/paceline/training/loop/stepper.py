@@ -1,0 +1,182 @@
+"""One step of one rank, in order: for a Trainer, a user's loop and Keras' `fit`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import NamedTuple, Protocol
+
+from paceline.errors import TrainingError
+from paceline.observe import Stopwatch
+from paceline.runtime.watchdog.thread import watched
+from paceline.sync import Contribution, Exchange, StepOutcome
+
+_log = logging.getLogger("paceline.training")
+
+
+class SteppedModel(Protocol):
+    """What a step needs of a model and its optimizer."""
+
+    def clear_gradients(self) -> None: ...
+    def gradients_are_finite(self) -> bool: ...
+    def clip(self, max_norm: float) -> float: ...
+    def apply(self) -> None: ...
+
+
+class StepLimits(NamedTuple):
+    """What a step may do at most, and when a run that goes wrong ends."""
+
+    max_rejected: int = 10
+    """Steps of one rank whose gradients are not finite."""
+    clip_norm: float | None = None
+    refuses_nonfinite: bool = True
+    """False: the optimizer skips such steps itself, as one that scales the loss does."""
+    stall_warning_s: float = 30.0
+    stall_timeout_s: float = 1800.0
+
+
+class StepWishes(NamedTuple):
+    """What this rank asks all ranks for."""
+
+    stop: bool = False
+    save: bool = False
+    quit: bool = False
+
+
+def no_wishes() -> StepWishes:
+    return StepWishes()
+
+
+class Stepper:
+    """Refuse what is not finite, exchange, clip, step, exchange: the one place with this order.
+
+    A Trainer calls `step`. Where somebody else calls the optimizer, `before` and `after` go around
+    it. `drain` takes part in the steps of ranks that still have batches.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        model: SteppedModel,
+        exchange: Exchange,
+        limits: StepLimits,
+        watch: Stopwatch,
+        wishes: Callable[[], StepWishes] = no_wishes,
+    ) -> None:
+        self._rank, self._model, self._exchange = rank, model, exchange
+        self._limits, self._wishes = limits, wishes
+        self.watch = watch
+        self.steps = 0
+        """Steps of this rank."""
+        self.rejected = 0
+        """Those whose loss or gradients were not finite, and did not count."""
+        self.refused = False
+        """Whether the last contribution was refused here: its loss does not count."""
+        self.stop_heard = False
+        """Whether some rank has asked to stop."""
+        self._mine = Contribution()
+        self._outcome: StepOutcome | None = None
+
+    def contribution(
+        self, samples: float, weight: float, more: bool, loss: float = 0.0
+    ) -> Contribution:
+        """What this rank brings to a step, with its wishes."""
+        stop, save, quit = self._wishes()
+        return Contribution(samples, weight, more, stop, loss, save=save, quit=quit)
+
+    def before(
+        self, mine: Contribution, where: Callable[[], str] | None = None
+    ) -> StepOutcome | None:
+        """All that comes before the optimizer's step; `where` names the samples, in an error."""
+        self.refused = False
+        if self._must_refuse():
+            self.reject("a gradient is not finite", where)
+            self.refused = True
+            mine = mine._replace(weight=0.0, loss=0.0)
+        outcome = self._exchange_gradients(mine)
+        if outcome is not None and outcome.rejected:
+            self._count_rejected("a gradient is not finite", where)
+        return outcome
+
+    def must_step(self) -> bool:
+        """Whether there is a gradient that the exchange has not used itself."""
+        weight = self._mine.weight if self._outcome is None else self._outcome.weight
+        return weight > 0 and not self._exchange.steps_optimizer
+
+    def after(self, mine: Contribution | None = None) -> StepOutcome | None:
+        """All that comes after the optimizer's step; `mine` if it is not that of `before`."""
+        self.steps += 1
+        return self._exchange_weights(self._mine if mine is None else mine)
+
+    def step(
+        self, mine: Contribution, where: Callable[[], str] | None = None
+    ) -> StepOutcome | None:
+        """A whole step, the optimizer's included."""
+        self.before(mine, where)
+        if self.must_step():
+            self._model.apply()
+        return self.after()
+
+    def drain(self) -> int:
+        """Take part without samples until no rank has a further batch; how many of these steps
+        the model's own optimizer took."""
+        taken, outcome = 0, None
+        while outcome is None or outcome.more:
+            self._model.clear_gradients()
+            mine = self.contribution(0, 0.0, more=False)
+            self._exchange_gradients(mine)
+            if self.must_step():
+                self._model.apply()
+                taken += 1
+            outcome = self._exchange_weights(mine)
+        return taken
+
+    def reject(self, what: str, where: Callable[[], str] | None = None) -> None:
+        """Keep this rank's gradients out of the step: no other rank gets to see them."""
+        self._model.clear_gradients()
+        self._count_rejected(what, where)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """Around what waits for other ranks; in the thread that waits."""
+        limits = self._limits.stall_warning_s, self._limits.stall_timeout_s
+        return watched(self.progress, *limits)
+
+    def progress(self) -> tuple[int, int]:
+        """A count that grows while this rank gets on, and its step."""
+        return self.watch.laps, self.steps
+
+    def _must_refuse(self) -> bool:
+        if self._exchange.filters_nonfinite or not self._limits.refuses_nonfinite:
+            return False
+        return not self._model.gradients_are_finite()
+
+    def _exchange_gradients(self, mine: Contribution) -> StepOutcome | None:
+        self.watch.lap("compute")
+        self._mine = mine
+        self._outcome = self._exchange.before_step(mine, self.watch)
+        self._hear(self._outcome)
+        if self._limits.clip_norm is not None and not self._exchange.steps_optimizer:
+            self._model.clip(self._limits.clip_norm)
+        return self._outcome
+
+    def _exchange_weights(self, mine: Contribution) -> StepOutcome | None:
+        self.watch.lap("compute")
+        outcome = self._exchange.after_step(mine, self.watch) or self._outcome
+        self._hear(outcome)
+        return outcome
+
+    def _hear(self, outcome: StepOutcome | None) -> None:
+        self.stop_heard = self.stop_heard or (outcome is not None and outcome.stop)
+
+    def _count_rejected(self, what: str, where: Callable[[], str] | None) -> None:
+        """Too many end the run."""
+        self.rejected += 1
+        place = "" if where is None else f", for {where()}"
+        found = f"{what} at step {self.steps + 1} on rank {self._rank}{place}"
+        most = self._limits.max_rejected
+        if self.rejected > most:
+            counted = f" ({self.rejected} rejected, max_rejected is {most})" if most else ""
+            look = "its batch" if where is None else "these samples"
+            raise TrainingError(f"{found}{counted}; look at {look}, or lower the learning rate")
+        _log.warning("%s: rejected (%d of at most %d)", found, self.rejected, most)
