@@ -40,8 +40,8 @@ torch.testing.assert_close(mine, train(dist.group.WORLD), rtol=1e-6, atol=1e-6)
 alike = [torch.empty_like(mine) for _ in range(world.size)]
 dist.all_gather(alike, mine, group=by_mpi)
 assert all(other.equal(mine) for other in alike)
-sums = by_mpi._lines.sums
-assert sums._shown > 0 and sums._across is not None and len(world.node_ranks) == 2
+sums = by_mpi._comms.node_allreduce
+assert sums._shown > 0 and sums._cross is not None and len(world.node_ranks) == 2
 name = os.environ["GLOO_SOCKET_IFNAME"]
 print(f"rank {world.rank} of {world.size} on {world.node} by {name}: alike", flush=True)
 dist.destroy_process_group()

@@ -38,7 +38,7 @@ def test_ten_thousand_sums_over_three_groups_leave_nothing(mpirun):
 
 def test_a_message_of_another_length_is_told_with_who_sent_it(resident):
     long, short = resident(2, "torch_backend_meeting:receive_other_lengths")
-    place = "recv from any rank, tag 0 of 2 x float32, number 1: WorldError: the message that came"
+    place = "recv from any rank, tag 0 of 2 x float32, number 1: WorldError: the message"
     assert f"{place} from rank 1 is longer than the 8 bytes expected" in long
     assert "4 bytes came from rank 1 where 8 were expected" in short
 

@@ -64,7 +64,7 @@ class FarDevice:
         while self.given:
             self.given.pop(0)()
 
-    def room(self, shape, dtype):
+    def host_buffer(self, shape, dtype):
         return torch.empty(tuple(shape), dtype=dtype)
 
     def fetch(self, tensor):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from paceline.torch_backend.joined import drive
+from paceline.torch_backend.joined import progress_engine
 
 PROGRAMS = Path(__file__).parents[1] / "mpi" / "programs"
 
@@ -22,7 +22,7 @@ def run_checks(namespace):
         dist.barrier()
         if rank == 0:
             print("passed", check.__name__, flush=True)
-    assert drive().count == 0
+    assert progress_engine().count == 0
     dist.destroy_process_group()
     print("DONE", len(checks), flush=True)
     return [check.__name__ for check in checks]

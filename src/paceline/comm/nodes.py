@@ -1,18 +1,18 @@
-"""Who is on which node, and who owns which slice of a vector there."""
+"""Which ranks share a node, and which slice of a vector each of them owns."""
 
 from __future__ import annotations
 
 from weakref import WeakKeyDictionary
 
+from paceline.comm.allreduce.slices import owner_slice
 from paceline.comm.world import World
-from paceline.core.vectors import ALIGNMENT_BYTES
 
 
 class Nodes:
-    """The ranks of this node, and across the nodes those that own the same slice.
+    """The ranks of this node, and the owners of the same slice on the other nodes.
 
-    A node's ranks divide a vector among them. On every node as many of them own a slice as the
-    smallest node has ranks, so that each owner has one peer on each other node.
+    The ranks of a node divide a vector among themselves. Every node has as many owners as the
+    smallest node has ranks, so that each owner has exactly one peer on every other node.
     """
 
     def __init__(self, world: World) -> None:
@@ -25,29 +25,22 @@ class Nodes:
         self.owns_slice = self.local.rank < self.owners
         self.cross: World | None = cross if self.owns_slice and self.count > 1 else None
         """The owners of this rank's slice, one on each node; None without a slice, or alone."""
-        self.beside: World | None = self.cross and self.cross.split(0)
-        """The same ranks, for what another thread talks about meanwhile."""
+        self.cross_duplicate: World | None = self.cross and self.cross.split(0)
+        """The same ranks again: one thread may use it while another uses `cross`."""
         if self.cross is None:
             cross.free()
 
     def slice_of(self, size: int, itemsize: int, owner: int | None = None) -> slice:
-        """The part of a vector that a rank of this node owns, by default this rank.
-
-        It begins on a cache line; a rank that owns nothing gets an empty slice.
-        """
+        """The part of a vector that a rank of this node owns (default: this rank), maybe empty."""
         owner = self.local.rank if owner is None else owner
-        if owner >= self.owners:
-            return slice(size, size)
-        line = ALIGNMENT_BYTES // itemsize
-        edges = [size * at // self.owners // line * line for at in range(self.owners)] + [size]
-        return slice(edges[owner], edges[owner + 1])
+        return owner_slice(size, itemsize, self.owners, owner)
 
 
 _known: WeakKeyDictionary[World, tuple[tuple[int, ...], Nodes]] = WeakKeyDictionary()
 
 
 def nodes_of(world: World) -> Nodes:
-    """The nodes of a world; found out once, by all ranks together."""
+    """The nodes of a world; collective when first called, then cached."""
     node_ranks, nodes = _known.get(world, ((), None))
     if nodes is None or node_ranks != world.node_ranks:
         nodes = Nodes(world)

@@ -23,7 +23,7 @@ from paceline.cluster.gpus import SWITCH as DEAL_GPUS
 from paceline.errors import LaunchError
 from paceline.runtime.torchrun.address import is_chosen
 from paceline.torch_backend.group import MPIGroup
-from paceline.torch_backend.joined import drive, is_joined, join
+from paceline.torch_backend.joined import is_joined, join, progress_engine
 from paceline.torch_backend.rendezvous import meet
 from paceline.torch_backend.work import GroupError
 
@@ -62,9 +62,9 @@ def _make_group(options: Any, _: Any = None) -> MPIGroup:
             f"and rank {world.rank} of {world.size} in MPI. Start with `paceline run` or mpirun, "
             "and leave rank and world_size out of init_process_group"
         )
-    lines = joined.open_lines(ranks or range(world.size), str(options.group_id))
+    comms = joined.open_comms(ranks or range(world.size), str(options.group_id))
     seconds = options.timeout.total_seconds()
-    return MPIGroup(lines, drive(), str(options.group_id), seconds)
+    return MPIGroup(comms, progress_engine(), str(options.group_id), seconds)
 
 
 def _meet_by_environment(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:

@@ -36,7 +36,7 @@ class Device(Protocol):
     def mark(self) -> Callable[[], bool]:
         """Tells whether it has done what the calling thread has given it by now; never waits."""
 
-    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Memory of the host that it copies from and to quickly."""
 
     def fetch(self, tensor: Tensor) -> Tensor:
@@ -68,12 +68,12 @@ class CUDADevice:
         event.record(torch.cuda.current_stream(self._device))
         return cast(Callable[[], bool], event.query)
 
-    def room(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         # torch keeps pinned memory that is given back, so this is a pool.
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        host = self.room(tensor.shape, tensor.dtype)
+        host = self.host_buffer(tensor.shape, tensor.dtype)
         with torch.cuda.stream(self._copies):  # makes its device the thread's, too
             host.copy_(tensor.detach(), non_blocking=True)
         self._copies.synchronize()
@@ -81,7 +81,7 @@ class CUDADevice:
 
     def store(self, tensor: Tensor, values: Tensor) -> None:
         if values.dtype != tensor.dtype or not values.is_pinned():
-            values = self.room(values.shape, tensor.dtype).copy_(values)
+            values = self.host_buffer(values.shape, tensor.dtype).copy_(values)
         with torch.cuda.stream(self._copies):
             tensor.copy_(values, non_blocking=True)
         self._copies.synchronize()

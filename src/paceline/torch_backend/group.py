@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.comm import ANY_RANK
-from paceline.comm.nonblocking.async_comm import Steps
-from paceline.comm.nonblocking.lines import AsyncComms
+from paceline.comm.nonblocking.async_comm import AsyncComms, Steps
 from paceline.comm.nonblocking.progress import Operation, ProgressEngine, Queue
 from paceline.torch_backend import collectives, sparse
 from paceline.torch_backend.devices import KINDS, Device, after, in_turn
@@ -25,7 +24,7 @@ from paceline.torch_backend.tensors import check, describe
 from paceline.torch_backend.untraced import untraced
 from paceline.torch_backend.work import Callbacks, GroupError, JoinedWork, MPIWork
 
-_FAREWELL_S = 5.0
+_CLOSE_TIMEOUT_S = 5.0
 """How long all that is under way may take when a group is destroyed."""
 
 
@@ -34,15 +33,15 @@ class MPIGroup(dist.ProcessGroup):
     """Ranks that exchange tensors by MPI; torch makes it for the backend "mpi4py"."""
 
     def __init__(
-        self, lines: AsyncComms, progress: ProgressEngine, name: str, timeout_s: float
+        self, comms: AsyncComms, progress: ProgressEngine, name: str, timeout_s: float
     ) -> None:
-        self._rank, self._size = lines.together.rank, lines.together.size
+        self._rank, self._size = comms.collective_comm.rank, comms.collective_comm.size
         super().__init__(self._rank, self._size)
-        self._all_lines, self._progress = lines, progress
+        self._all_comms, self._progress = comms, progress
         self._name, self._description = name, "undefined"
         self._timeout_s = timeout_s
-        self._queue, self._echo_queue = Queue(), Queue()
-        self._callbacks, self._echo_callbacks = Callbacks(), Callbacks()
+        self._queue, self._callback_queue = Queue(), Queue()
+        self._callbacks, self._nested_callbacks = Callbacks(), Callbacks()
         self._collectives, self._messages = itertools.count(1), itertools.count(1)
         self._number = 0
         self._roll_calls = itertools.count()
@@ -56,7 +55,7 @@ class MPIGroup(dist.ProcessGroup):
     def broadcast(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         tensors = _list(tensors)
         return self._collect(
-            "broadcast", tensors, opts, collectives.broadcast(self._lines, tensors, _root(opts))
+            "broadcast", tensors, opts, collectives.broadcast(self._comms, tensors, _root(opts))
         )
 
     def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
@@ -64,19 +63,19 @@ class MPIGroup(dist.ProcessGroup):
         if any(tensor.layout != torch.strided for tensor in tensors):
             return self._sum_sparse(tensors, opts)
         how = self._reduction(opts, tensors, "all_reduce")
-        steps = collectives.all_reduce(self._lines, tensors, how)
+        steps = collectives.all_reduce(self._comms, tensors, how)
         return self._collect("all_reduce", tensors, opts, steps)
 
     def _sum_sparse(self, tensors: list[Tensor], opts: Any) -> MPIWork:
         kind = _kind(opts)
         sparse.check_sparse(tensors, kind)
-        steps = sparse.sum_sparse(self._lines, tensors, kind)
+        steps = sparse.sum_sparse(self._comms, tensors, kind)
         return self._collect("all_reduce of sparse tensors", [], opts, steps)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
         hows = [self._reduction(opts, [tensor], "all_reduce") for tensor in tensors]
         steps = [
-            collectives.all_reduce(self._lines, [tensor], how)
+            collectives.all_reduce(self._comms, [tensor], how)
             for tensor, how in zip(tensors, hows, strict=True)
         ]
         return self._collect("all_reduce_coalesced", tensors, opts, _in_turn(steps))
@@ -84,7 +83,7 @@ class MPIGroup(dist.ProcessGroup):
     def reduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         tensors = _list(tensors)
         how = self._reduction(opts, tensors, "reduce")
-        steps = collectives.reduce(self._lines, tensors, how, _root(opts))
+        steps = collectives.reduce(self._comms, tensors, how, _root(opts))
         return self._collect("reduce", tensors, opts, steps)
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
@@ -93,10 +92,10 @@ class MPIGroup(dist.ProcessGroup):
 
     def _gather_all(self, lists: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> MPIWork:
         for some, tensor in zip(lists, tensors, strict=True):
-            self._expect(len(some), "all_gather", "output tensors")
-            self._expect_room(some[self._rank], tensor, "all_gather")
+            self._check_count(len(some), "all_gather", "output tensors")
+            self._check_fits(some[self._rank], tensor, "all_gather")
         steps = [
-            collectives.all_gather(self._lines, some, tensor)
+            collectives.all_gather(self._comms, some, tensor)
             for some, tensor in zip(lists, tensors, strict=True)
         ]
         every = [*tensors, *(output for some in lists for output in some)]
@@ -112,8 +111,8 @@ class MPIGroup(dist.ProcessGroup):
         return self._gather_all(by_tensor, tensors, opts)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
-        self._expect_times(output, tensor, "all_gather_single")
-        steps = collectives.all_gather_single(self._lines, output, tensor)
+        self._check_multiple(output, tensor, "all_gather_single")
+        steps = collectives.all_gather_single(self._comms, output, tensor)
         return self._collect("all_gather_single", [output, tensor], opts, steps)
 
     def all_gather_single_coalesced(
@@ -121,38 +120,40 @@ class MPIGroup(dist.ProcessGroup):
     ) -> MPIWork:
         pairs = list(zip(outputs, tensors, strict=True))
         for output, tensor in pairs:
-            self._expect_times(output, tensor, "all_gather_single")
-        steps = [collectives.all_gather_single(self._lines, *pair) for pair in pairs]
+            self._check_multiple(output, tensor, "all_gather_single")
+        steps = [collectives.all_gather_single(self._comms, *pair) for pair in pairs]
         every = [*outputs, *tensors]
         return self._collect("all_gather_single_coalesced", every, opts, _in_turn(steps))
 
     def gather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         (tensor,), root = _list(tensors), _root(opts)
-        room = list(outputs[0]) if outputs and not isinstance(outputs[0], Tensor) else list(outputs)
+        received = (
+            list(outputs[0]) if outputs and not isinstance(outputs[0], Tensor) else list(outputs)
+        )
         if self._rank == root:
-            self._expect(len(room), "gather", "output tensors on its root")
-            self._expect_room(room[root], tensor, "gather")
-        steps = collectives.gather(self._lines, room, tensor, root)
-        return self._collect("gather", [tensor, *room], opts, steps)
+            self._check_count(len(received), "gather", "output tensors on its root")
+            self._check_fits(received[root], tensor, "gather")
+        steps = collectives.gather(self._comms, received, tensor, root)
+        return self._collect("gather", [tensor, *received], opts, steps)
 
     def scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         (output,), root = _list(outputs), _root(opts)
         pieces = list(tensors[0]) if tensors and not isinstance(tensors[0], Tensor) else tensors
         if self._rank == root:
-            self._expect(len(pieces), "scatter", "tensors on its root")
-            self._expect_room(output, pieces[root], "scatter")
-        steps = collectives.scatter(self._lines, output, list(pieces), root)
+            self._check_count(len(pieces), "scatter", "tensors on its root")
+            self._check_fits(output, pieces[root], "scatter")
+        steps = collectives.scatter(self._comms, output, list(pieces), root)
         return self._collect("scatter", [output, *pieces], opts, steps)
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         outputs = _list(outputs)
         lists = [tensors] if isinstance(tensors[0], Tensor) else tensors
         for output, some in zip(outputs, lists, strict=True):
-            self._expect(len(some), "reduce_scatter", "tensors")
-            self._expect_room(output, some[self._rank], "reduce_scatter")
+            self._check_count(len(some), "reduce_scatter", "tensors")
+            self._check_fits(output, some[self._rank], "reduce_scatter")
         how = self._reduction(opts, outputs, "reduce_scatter")
         steps = [
-            collectives.reduce_scatter(self._lines, output, some, how)
+            collectives.reduce_scatter(self._comms, output, some, how)
             for output, some in zip(outputs, lists, strict=True)
         ]
         every = [*outputs, *(tensor for some in lists for tensor in some)]
@@ -166,18 +167,18 @@ class MPIGroup(dist.ProcessGroup):
     ) -> MPIWork:
         steps = []
         for output, tensor in zip(outputs, tensors, strict=True):
-            self._expect_times(tensor, output, "reduce_scatter_single")
+            self._check_multiple(tensor, output, "reduce_scatter_single")
             how = self._reduction(opts, [output], "reduce_scatter_single")
             pieces = tensor.reshape(self._size, output.numel()).unbind()
-            steps.append(collectives.reduce_scatter(self._lines, output, list(pieces), how))
+            steps.append(collectives.reduce_scatter(self._comms, output, list(pieces), how))
         every = [*outputs, *tensors]
         return self._collect("reduce_scatter_single", every, opts, _in_turn(steps))
 
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        self._expect(len(outputs), "all_to_all", "output tensors")
-        self._expect(len(tensors), "all_to_all", "tensors")
-        self._expect_room(outputs[self._rank], tensors[self._rank], "all_to_all")
-        steps = collectives.all_to_all(self._lines, outputs, tensors)
+        self._check_count(len(outputs), "all_to_all", "output tensors")
+        self._check_count(len(tensors), "all_to_all", "tensors")
+        self._check_fits(outputs[self._rank], tensors[self._rank], "all_to_all")
+        steps = collectives.all_to_all(self._comms, outputs, tensors)
         return self._collect("all_to_all", [*outputs, *tensors], opts, steps)
 
     def all_to_all_single(
@@ -191,11 +192,11 @@ class MPIGroup(dist.ProcessGroup):
         output_sizes, sizes = list(output_sizes or ()), list(sizes or ())
         self._check_split(output, output_sizes)
         self._check_split(tensor, sizes)
-        steps = collectives.all_to_all_single(self._lines, output, tensor, output_sizes, sizes)
+        steps = collectives.all_to_all_single(self._comms, output, tensor, output_sizes, sizes)
         return self._collect("all_to_all_single", [output, tensor], opts, steps)
 
     def barrier(self, opts: Any = None, **_: Any) -> MPIWork:
-        return self._collect("barrier", [], opts, collectives.barrier(self._lines))
+        return self._collect("barrier", [], opts, collectives.barrier(self._comms))
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -207,7 +208,7 @@ class MPIGroup(dist.ProcessGroup):
         """
         seconds = self._timeout_s if timeout is None else timeout.total_seconds()
         steps = collectives.monitored_barrier(
-            self._lines, next(self._roll_calls), seconds, wait_all_ranks
+            self._comms, next(self._roll_calls), seconds, wait_all_ranks
         )
         work = self._collect("monitored_barrier", [], None, steps, seconds + 10)
         work.wait()
@@ -225,18 +226,18 @@ class MPIGroup(dist.ProcessGroup):
     # Messages.
 
     def send(self, tensors: list[Tensor], to: int, tag: int = 0) -> MPIWork:
-        steps = collectives.send(self._all_lines, tensors, to, tag)
+        steps = collectives.send(self._all_comms, tensors, to, tag)
         return self._message(f"send to rank {to}, tag {tag}", tensors, steps, [])
 
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> MPIWork:
         sources: list[int] = []
-        steps = collectives.receive(self._all_lines, tensors, source, tag, sources)
+        steps = collectives.receive(self._all_comms, tensors, source, tag, sources)
         name = f"recv from rank {source}, tag {tag}"
         return self._message(name, tensors, steps, sources, cancels=True)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int = 0) -> MPIWork:
         sources: list[int] = []
-        steps = collectives.receive(self._all_lines, tensors, ANY_RANK, tag, sources)
+        steps = collectives.receive(self._all_comms, tensors, ANY_RANK, tag, sources)
         name = f"recv from any rank, tag {tag}"
         return self._message(name, tensors, steps, sources, cancels=True)
 
@@ -290,29 +291,29 @@ class MPIGroup(dist.ProcessGroup):
         if self._closed:
             return
         self._closed = True
-        queues = (self._queue, self._echo_queue)
-        end_s = time.monotonic() + _FAREWELL_S
+        queues = (self._queue, self._callback_queue)
+        end_s = time.monotonic() + _CLOSE_TIMEOUT_S
         for operation in [operation for queue in queues for operation in [*queue.waiting]]:
             self._progress.wait(operation, max(0.0, end_s - time.monotonic()))
         if not any(queue.broken or queue.waiting for queue in queues):
-            self._all_lines.close()
+            self._all_comms.close()
 
     def abort(self) -> None:
         """Run nothing more."""
-        for queue in (self._queue, self._echo_queue):
+        for queue in (self._queue, self._callback_queue):
             queue.broken = queue.broken or GroupError("the group was aborted")
 
     # How operations are started.
 
     @property
-    def _lines(self) -> AsyncComms:
+    def _comms(self) -> AsyncComms:
         """The lines for what is started here: by a callback, or by the program."""
-        echo = self._all_lines.echo if self._is_callback() else None
-        return echo or self._all_lines
+        callback_comms = self._all_comms.callback_comms if self._is_callback() else None
+        return callback_comms or self._all_comms
 
     def _is_callback(self) -> bool:
         """Whether the caller is a callback, of an operation or of what a callback has started."""
-        return self._callbacks.run_here() or self._echo_callbacks.run_here()
+        return self._callbacks.run_here() or self._nested_callbacks.run_here()
 
     def _collect(
         self,
@@ -324,14 +325,14 @@ class MPIGroup(dist.ProcessGroup):
     ) -> MPIWork:
         devices = self._check(tensors, name)
         self._number = next(self._collectives)
-        echoes = self._is_callback()
+        from_callback = self._is_callback()
         operation = Operation(
             after(devices, steps) if devices else steps,
             timeout_s or self._seconds(opts),
             partial(self._explain, name, self._number, tensors),
-            self._echo_queue if echoes else self._queue,
+            self._callback_queue if from_callback else self._queue,
         )
-        callbacks = self._echo_callbacks if echoes else self._callbacks
+        callbacks = self._nested_callbacks if from_callback else self._callbacks
         work = MPIWork(operation, self._progress, callbacks, [], devices)
         if getattr(opts, "asyncOp", True) or self._joined is not None:
             self._progress.submit(operation)
@@ -365,10 +366,12 @@ class MPIGroup(dist.ProcessGroup):
             raise GroupError(f"{name}: the group {self._name!r} was destroyed")
         return check(tensors, name)
 
-    def _explain(self, name: str, number: int, tensors: Sequence[Tensor], told: str) -> GroupError:
+    def _explain(
+        self, name: str, number: int, tensors: Sequence[Tensor], reason: str
+    ) -> GroupError:
         what = f" of {describe(list(tensors))}" if tensors else ""
         place = f"rank {self._rank} of {self._size} in group {self._name!r}"
-        return GroupError(f"{place}, {name}{what}, number {number}: {told}")
+        return GroupError(f"{place}, {name}{what}, number {number}: {reason}")
 
     def _seconds(self, opts: Any) -> float:
         """The time-out of one call, or else of the group."""
@@ -382,15 +385,15 @@ class MPIGroup(dist.ProcessGroup):
             raise GroupError(f"{name}: its tensors have {len(types)} types; there must be one")
         return reduction_of(_kind(opts), types.pop(), name)
 
-    def _expect(self, count: int, name: str, what: str) -> None:
+    def _check_count(self, count: int, name: str, what: str) -> None:
         if count != self._size:
             raise GroupError(f"{name}: {count} {what} for {self._size} ranks; one each is needed")
 
-    def _expect_room(self, room: Tensor, tensor: Tensor, name: str) -> None:
-        if room.numel() != tensor.numel() or room.dtype != tensor.dtype:
-            raise GroupError(f"{name}: {describe([tensor])} does not fit in {describe([room])}")
+    def _check_fits(self, received: Tensor, tensor: Tensor, name: str) -> None:
+        if received.numel() != tensor.numel() or received.dtype != tensor.dtype:
+            raise GroupError(f"{name}: {describe([tensor])} does not fit in {describe([received])}")
 
-    def _expect_times(self, large: Tensor, small: Tensor, name: str) -> None:
+    def _check_multiple(self, large: Tensor, small: Tensor, name: str) -> None:
         if large.numel() != small.numel() * self._size or large.dtype != small.dtype:
             raise GroupError(
                 f"{name}: {describe([large])} is not {self._size} times {describe([small])}"

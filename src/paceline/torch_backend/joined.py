@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from paceline.comm import World
-from paceline.comm.nonblocking.lines import AsyncComms, solo_lines
+from paceline.comm.nonblocking.async_comm import AsyncComms, solo_comms
 from paceline.comm.nonblocking.progress import ProgressEngine, progress_of_process
 from paceline.errors import LaunchError
 from paceline.runtime.world import init
@@ -24,15 +24,15 @@ class Joined:
     world: World
     nodes: tuple[int, ...]
 
-    def open_lines(self, ranks: Sequence[int], name: str) -> AsyncComms:
+    def open_comms(self, ranks: Sequence[int], name: str) -> AsyncComms:
         """The comms of these ranks of the world; all of them, and nobody else, open them."""
         if self.world.size == 1:
-            return solo_lines()
+            return solo_comms()
         from paceline.comm.mpi import MPIWorld
-        from paceline.comm.nonblocking.mpi import open_lines
+        from paceline.comm.nonblocking.mpi import open_comms
 
         assert isinstance(self.world, MPIWorld)
-        return open_lines(self.world, ranks, self.nodes, name)
+        return open_comms(self.world, ranks, self.nodes, name)
 
 
 _joined: Joined | None = None
@@ -60,7 +60,7 @@ def join() -> Joined:
     return _joined
 
 
-def drive() -> ProgressEngine:
+def progress_engine() -> ProgressEngine:
     """The one that drives this process's exchanges; it ends with the program."""
     global _registered
     progress = progress_of_process()

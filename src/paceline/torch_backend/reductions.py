@@ -95,7 +95,7 @@ class Operand:
         self.numbers: Tensor = flat.view(dtype) if same_bytes else flat.to(dtype)
         self.array = numbers_of(self.numbers)
 
-    def settle(self) -> None:
+    def copy_back(self) -> None:
         """What the array holds is the tensor's now."""
         if self.numbers.data_ptr() != self.tensor.data_ptr():
             result = self.numbers

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
 
-from paceline.comm.nonblocking.async_comm import Steps
-from paceline.comm.nonblocking.lines import AsyncComms
+from paceline.comm.nonblocking.async_comm import AsyncComms, Steps
 from paceline.errors import WorldError
 from paceline.torch_backend.collectives import all_gather_single, exchange
 
@@ -29,12 +28,12 @@ def check_sparse(tensors: list[Tensor], kind: Any) -> None:
         raise WorldError(f"all_reduce: sparse tensors have SUM and AVG, not {asked}")
 
 
-def sum_sparse(lines: AsyncComms, tensors: list[Tensor], kind: Any) -> Steps[list[Tensor]]:
+def sum_sparse(comms: AsyncComms, tensors: list[Tensor], kind: Any) -> Steps[list[Tensor]]:
     """Every rank's tensors become the sum, or the average, of all ranks'."""
     for tensor in tensors:
-        total = yield from _sum(lines, tensor.detach().coalesce())
+        total = yield from _sum(comms, tensor.detach().coalesce())
         if kind == ReduceOp.RedOpType.AVG:
-            total = total / lines.together.size
+            total = total / comms.collective_comm.size
         total = total.to(tensor.dtype)
         plainly = torch.inference_mode() if tensor.is_inference() else torch.no_grad()
         with plainly:  # a detached one would not hand new places back to its origin
@@ -42,18 +41,18 @@ def sum_sparse(lines: AsyncComms, tensors: list[Tensor], kind: Any) -> Steps[lis
     return tensors
 
 
-def _sum(lines: AsyncComms, mine: Tensor) -> Steps[Tensor]:
+def _sum(comms: AsyncComms, mine: Tensor) -> Steps[Tensor]:
     """Each rank gets all ranks' entries and adds them up in the order of ranks: same bits.
 
     Numbers of half precision are added up in float32, and are so in what is returned.
     """
-    line, dtype = lines.together, mine.dtype
-    counts = torch.zeros(line.size, dtype=torch.int64)
-    yield from all_gather_single(lines, counts, torch.tensor([mine.indices().shape[1]]))
+    comm, dtype = comms.collective_comm, mine.dtype
+    counts = torch.zeros(comm.size, dtype=torch.int64)
+    yield from all_gather_single(comms, counts, torch.tensor([mine.indices().shape[1]]))
     places = [torch.empty(mine.sparse_dim(), count, dtype=torch.int64) for count in counts.tolist()]
     values = [mine.values().new_empty(count, *mine.values().shape[1:]) for count in counts.tolist()]
-    yield from exchange(line, [mine.indices()] * line.size, places)
-    yield from exchange(line, [mine.values()] * line.size, values)
+    yield from exchange(comm, [mine.indices()] * comm.size, places)
+    yield from exchange(comm, [mine.values()] * comm.size, values)
     wide = torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
     entries = torch.cat(places, 1), torch.cat(values).to(wide)
     total = torch.sparse_coo_tensor(*entries, mine.shape, check_invariants=False)

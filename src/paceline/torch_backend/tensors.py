@@ -54,16 +54,16 @@ class ReceiveBuffer:
         self.tensor = tensor
         exposed = None if tensor.is_cpu or not by_message else _expose(tensor)
         if exposed is not None:
-            self._room, self.bytes = tensor, exposed
+            self._host, self.bytes = tensor, exposed
             return
         as_it_is = tensor.is_cpu and _is_plain(tensor)
-        self._room = tensor if as_it_is else plain(tensor) if keep else room_for(tensor)
-        self.bytes = raw(self._room)
+        self._host = tensor if as_it_is else plain(tensor) if keep else host_buffer_for(tensor)
+        self.bytes = raw(self._host)
 
-    def settle(self) -> None:
+    def copy_back(self) -> None:
         """What came is the tensor's now."""
-        if self._room is not self.tensor:
-            write(self.tensor, self._room)
+        if self._host is not self.tensor:
+            write(self.tensor, self._host)
 
 
 def plain(tensor: Tensor) -> Tensor:
@@ -85,14 +85,14 @@ def write(tensor: Tensor, values: Tensor) -> None:
             _copy(tensor.detach(), values.view(tensor.shape))
 
 
-def room_for(
+def host_buffer_for(
     tensor: Tensor, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Memory of the host for what will be a tensor's: of its shape and type, or of these."""
     shape = tensor.shape if shape is None else shape
     if tensor.is_cpu:
         return torch.empty(tuple(shape), dtype=dtype or tensor.dtype)
-    return device_of(tensor).room(shape, dtype or tensor.dtype)
+    return device_of(tensor).host_buffer(shape, dtype or tensor.dtype)
 
 
 def _copy(tensor: Tensor, values: Tensor) -> None:

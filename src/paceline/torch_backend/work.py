@@ -78,7 +78,7 @@ class OperationFuture(Future):
         super().__init__(devices=devices)
         self._operation, self._progress = operation, progress
         self._callbacks, self._devices = callbacks, devices
-        operation.when_over(partial(_settle, self))
+        operation.when_over(partial(_complete, self))
 
     def wait(self) -> Any:
         """Its value, or what went wrong; as a Work waits, so that callbacks may wait, too."""
@@ -98,8 +98,8 @@ class OperationFuture(Future):
     def _call(self, link: LinkFuture, callback: Any, over: Operation) -> None:
         # Its own value may be on its way yet, in the thread that ended the operation.
         done: Future = Future(devices=self._devices)
-        _settle(done, over)
-        link.settle(callback, done)
+        _complete(done, over)
+        link.run(callback, done)
 
 
 @untraced
@@ -117,7 +117,7 @@ class LinkFuture(Future):
         self._next: list[Callable[[], None]] | None = []
         self._mutex = threading.Lock()
 
-    def settle(self, callback: Any, source: Future) -> None:
+    def run(self, callback: Any, source: Future) -> None:
         """Take what the callback makes of its source, and call the next ones."""
         try:
             value = callback(source)
@@ -136,7 +136,7 @@ class LinkFuture(Future):
 
     def then(self, callback: Any) -> Future:
         link = LinkFuture(self._callbacks, self._devices)
-        call = partial(link.settle, callback, self)
+        call = partial(link.run, callback, self)
         with self._mutex:
             if self._next is not None:
                 self._next.append(call)
@@ -172,7 +172,7 @@ def _fail(future: Future, error: Exception) -> None:
     future.set_result(_Failure(error))
 
 
-def _settle(future: Future, operation: Operation) -> None:
+def _complete(future: Future, operation: Operation) -> None:
     if operation.error is not None:
         _fail(future, operation.error)
     else:

@@ -17,7 +17,7 @@ from support.torch_backend_checks import run_checks
 import paceline.torch_backend
 from paceline.errors import WorldError
 from paceline.torch_backend import MPIGroup
-from paceline.torch_backend.joined import Joined, drive, join
+from paceline.torch_backend.joined import Joined, join, progress_engine
 
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 UNSIGNED = (torch.uint16, torch.uint32, torch.uint64)
@@ -103,7 +103,7 @@ def check_long_sums_take_the_memory_of_the_node():
         dist.all_reduce(large := torch.full((70_000,), 3e38))
     assert large.isinf().all() or SIZE == 1
     if SIZE > 1:
-        sums = dist.group.WORLD._lines.sums
+        sums = dist.group.WORLD._comms.node_allreduce
         assert sums._memory is not None
         assert sums._shown > 0
 
@@ -111,13 +111,13 @@ def check_long_sums_take_the_memory_of_the_node():
 def check_sums_between_nodes():
     """As if the ranks were on several nodes, of equal and of different sizes."""
     for nodes in ((0, 0, 1, 1), (0, 0, 0, 1), (0, 1, 0, 1)) if SIZE == 4 else ():
-        lines = Joined(join().world, nodes).open_lines(range(SIZE), "nodes")
-        group = MPIGroup(lines, drive(), "nodes", 60.0)
+        comms = Joined(join().world, nodes).open_comms(range(SIZE), "nodes")
+        group = MPIGroup(comms, progress_engine(), "nodes", 60.0)
         for count in (5_000, 700_001):
             tensor = torch.arange(count, dtype=torch.float64) + RANK
             group.allreduce([tensor]).wait()
             same(tensor, torch.arange(count, dtype=torch.float64) * SIZE + sum(range(SIZE)))
-        assert lines.sums._shown > 0
+        assert comms.node_allreduce._shown > 0
         group.shutdown()
 
 
@@ -252,9 +252,9 @@ def check_gaps_and_nothing():
 
 
 def check_buffers_that_are_longer_than_a_call():
-    lines = dist.group.WORLD._lines
-    kept = lines.together.longest
-    lines.together.longest = lines.messages.longest = 7
+    comms = dist.group.WORLD._comms
+    kept = comms.collective_comm.longest
+    comms.collective_comm.longest = comms.message_comm.longest = 7
     try:
         for check in (check_all_reduce, check_reduce, check_broadcast, check_gathers):
             check()
@@ -263,7 +263,7 @@ def check_buffers_that_are_longer_than_a_call():
         check_all_to_alls()
         check_messages(any_rank=False)
     finally:
-        lines.together.longest = lines.messages.longest = kept
+        comms.collective_comm.longest = comms.message_comm.longest = kept
 
 
 def check_messages(any_rank=True):

@@ -7,7 +7,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch_backend  # noqa: F401
-from paceline.torch_backend.joined import drive
+from paceline.torch_backend.joined import progress_engine
 
 dist.init_process_group("mpi4py")
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
@@ -75,8 +75,8 @@ for name, options in MODES.items():
     assert all(other.equal(mine) for other in alike), name
     if RANK == 0:
         print("passed", name, flush=True)
-assert dist.group.WORLD._lines.sums._shown > 0
-assert drive().count == 0
+assert dist.group.WORLD._comms.node_allreduce._shown > 0
+assert progress_engine().count == 0
 dist.destroy_process_group()
 print("DONE", flush=True)
 FOUND = list(MODES)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import paceline.torch_backend  # noqa: F401
-from paceline.torch_backend.joined import drive
+from paceline.torch_backend.joined import progress_engine
 
 ROUNDS = int(sys.argv[1])
 PAGE_BYTES = 4096
@@ -56,12 +56,12 @@ while done < ROUNDS:
 gc.collect()
 grown = resident() - early
 assert grown < ALLOWED_BYTES, f"{grown} bytes more than after a quarter of the rounds"
-assert drive().count == 0
-assert not drive()._lost
+assert progress_engine().count == 0
+assert not progress_engine()._lost
 dist.barrier()
 for group in MINE:
-    line = group._lines.messages
-    assert not line._comm.Iprobe(), "a message is left"
+    comm = group._comms.message_comm
+    assert not comm._comm.Iprobe(), "a message is left"
 print(f"DONE {ROUNDS} rounds, {grown / 2**20:.1f} MB more", flush=True)
 FOUND = ROUNDS
 if __name__ == "__main__":

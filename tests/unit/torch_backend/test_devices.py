@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from support.far_tensors import FarTensor, plug_in
 
-from paceline.comm.nonblocking.lines import solo_lines
+from paceline.comm.nonblocking.async_comm import solo_comms
 from paceline.comm.nonblocking.progress import ProgressEngine
 from paceline.errors import LaunchError, WorldError
 from paceline.torch_backend import MPIGroup, devices
@@ -36,7 +36,7 @@ def far(monkeypatch):
 @pytest.fixture
 def group():
     progress = ProgressEngine()
-    group = MPIGroup(solo_lines(), progress, "0", 20.0)
+    group = MPIGroup(solo_comms(), progress, "0", 20.0)
     yield group
     group.shutdown()
     progress.close()
@@ -114,9 +114,9 @@ def test_messages_show_their_own_memory_to_an_mpi_that_takes_it_and_to_no_other(
     assert shown.__cuda_array_interface__["data"][0] == near.data_ptr()
     assert shown[2:6].__cuda_array_interface__["data"][0] == near.data_ptr() + 2
     assert shown[2:6].size == 4
-    room = ReceiveBuffer(FarTensor(near), by_message=True)
-    assert room.bytes.__cuda_array_interface__["data"][0] == near.data_ptr()
-    room.settle()
+    buffer = ReceiveBuffer(FarTensor(near), by_message=True)
+    assert buffer.bytes.__cuda_array_interface__["data"][0] == near.data_ptr()
+    buffer.copy_back()
     with_gaps = ReceiveBuffer(FarTensor(near[::2]), by_message=True)
     assert isinstance(with_gaps.bytes.ctypes.data, int)
     assert (far.fetched, far.stored) == (0, 0)

@@ -22,7 +22,7 @@ def test_narrow_numbers_are_added_up_as_float32_and_rounded_once(dtype):
     assert operand.array.dtype == "float32"
     operand.array += 1.0
     assert tensor.float().tolist() == [1, 1]
-    operand.settle()
+    operand.copy_back()
     assert tensor.float().tolist() == [2, 2]
 
 
@@ -30,7 +30,7 @@ def test_what_has_gaps_gets_its_result_back():
     grid = torch.zeros(2, 4)
     operand = Reduction(ReduceOp.SUM, grid.dtype, "sum").operand(grid[:, ::2])
     operand.array[:] = 3
-    operand.settle()
+    operand.copy_back()
     assert grid.tolist() == [[3, 0, 3, 0]] * 2
 
 

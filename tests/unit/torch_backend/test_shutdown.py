@@ -25,11 +25,11 @@ def test_one_farewell_for_all_that_is_under_way(monkeypatch, operations):
     group = SimpleNamespace(
         _closed=False,
         _queue=queues[0],
-        _echo_queue=queues[1],
+        _callback_queue=queues[1],
         _progress=SimpleNamespace(wait=wait),
-        _all_lines=SimpleNamespace(close=lambda: closed.append(True)),
+        _all_comms=SimpleNamespace(close=lambda: closed.append(True)),
     )
     MPIGroup.shutdown(group)
     assert len(waits) == operations  # all are looked at, be it for a moment
-    assert sum(waits) <= module._FAREWELL_S
+    assert sum(waits) <= module._CLOSE_TIMEOUT_S
     assert closed == ([] if operations else [True])

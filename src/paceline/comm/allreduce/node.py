@@ -8,12 +8,12 @@ link between nodes carries the vector once, and the adding is divided by the ran
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.comm.allreduce.slices import add_in_order, chunks, owner_slices
 from paceline.comm.nodes import nodes_of
 from paceline.comm.world import Buffer, NodeMemory, World
 from paceline.errors import WorldError
@@ -122,16 +122,19 @@ class NodeAllreduce:
     def _sum_own(self, rows: Sequence[Buffer], piece: slice) -> None:
         """Write the sum of this rank's piece over all ranks to the rows of its node."""
         if self._nodes.cross is None:
-            for part in _cut(piece, CHUNK_BYTES // rows[0].itemsize):
-                _add_up([row[part] for row in rows])
+            for part in chunks(piece, CHUNK_BYTES // rows[0].itemsize):
+                total, *others = parts = [row[part] for row in rows]
+                add_in_order(parts, total)
+                for other in others:
+                    other[:] = total
             return
-        mine = rows[self._local.rank]
-        for part in _cut(piece, CHUNK_BYTES // rows[0].itemsize):
-            mine[part] = _total([row[part] for row in rows])
-        self._nodes.cross.all_reduce(mine[piece])
-        for row in rows:
-            if row is not mine:
-                row[piece] = mine[piece]
+        for part in chunks(piece, CHUNK_BYTES // rows[0].itemsize):
+            parts = [row[part] for row in rows]
+            add_in_order(parts, parts[0])
+        total = rows[0][piece]
+        self._nodes.cross.all_reduce(total)
+        for row in rows[1:]:
+            row[piece] = total
 
     def _find(self, buffer: Buffer) -> tuple[int, int]:
         for number, buffers in self._buffers.items():
@@ -155,14 +158,13 @@ class NodeAllreduce:
         Two stages in turn: nobody overwrites what a slower rank has still to read.
         """
         stages = self._stages.view(buffer.dtype)
-        for turn, part in enumerate(_cut(slice(0, buffer.size), stages.shape[2])):
+        for turn, part in enumerate(chunks(slice(0, buffer.size), stages.shape[2])):
             self._sum_through(list(stages[turn % 2]), buffer[part])
 
-    def _sum_through(self, stage: list[Any], buffer: Buffer) -> None:
+    def _sum_through(self, stage: list[Buffer], buffer: Buffer) -> None:
         """Each rank shows the others their slices, adds up its own, and shows the sum."""
         rank = self._local.rank
-        owners = range(self._nodes.owners)
-        pieces = [self._nodes.slice_of(buffer.size, buffer.itemsize, owner) for owner in owners]
+        pieces = owner_slices(buffer.size, buffer.itemsize, self._nodes.owners)
         for owner, piece in enumerate(pieces):
             if owner != rank:
                 stage[rank][piece] = buffer[piece]
@@ -170,35 +172,13 @@ class NodeAllreduce:
         if self._nodes.owns_slice:
             own = pieces[rank]
             rows = [buffer[own] if at == rank else row[own] for at, row in enumerate(stage)]
-            stage[rank][own] = _total(rows)
+            total = stage[rank][own]
+            add_in_order(rows, total)
             if self._nodes.cross is not None:
-                self._nodes.cross.all_reduce(stage[rank][own])
+                self._nodes.cross.all_reduce(total)
         self._local.barrier()
         for owner, piece in enumerate(pieces):
             buffer[piece] = stage[owner][piece]
-
-
-def _add_up(rows: list[Any]) -> None:
-    """Every row becomes the sum of all, added in their order."""
-    total = _total(rows)
-    for row in rows:
-        if row is not total:
-            row[:] = total
-
-
-def _total(rows: list[Any]) -> Any:
-    """The sum of the rows in their order; of two it is written to the first."""
-    if len(rows) <= 2:
-        return np.add(rows[0], rows[1], out=rows[0]) if len(rows) == 2 else rows[0]
-    total = rows[0] + rows[1]
-    for row in rows[2:]:
-        total += row
-    return total
-
-
-def _cut(piece: slice, longest: int) -> Iterator[slice]:
-    for first in range(piece.start, piece.stop, longest):
-        yield slice(first, min(first + longest, piece.stop))
 
 
 def _round_up(nbytes: int) -> int:

@@ -1,101 +1,143 @@
-"""A line: what ranks exchange by calls that only start it, and that are looked at later.
+"""Nonblocking communication: calls start an exchange and return requests to test later.
 
-A World waits inside its calls. Here a call gives back requests, and a generator that started them
-yields until they are done, so that one thread can keep many exchanges under way (`progress.py`).
+A World blocks inside its calls. Here a generator starts requests and yields until they are done,
+so that one thread keeps many exchanges in progress (`progress.py`).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Generator, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 from paceline.comm.world import ANY_RANK, Buffer
 from paceline.errors import WorldError
 
-ReduceOpName = Literal["sum", "product", "min", "max", "and", "or", "xor"]
-"""How numbers of several ranks become one; the last three are of bits."""
+if TYPE_CHECKING:
+    from paceline.comm.nonblocking.node_allreduce import AsyncNodeAllreduce
 
-Requests = Sequence[Any]
+ReduceOpName = Literal["sum", "product", "min", "max", "and", "or", "xor"]
+"""How values of several ranks are reduced to one; the last three are bitwise."""
+
+
+class Request(Protocol):
+    """A nonblocking call of MPI in progress."""
+
+    def Test(self) -> bool:
+        """Whether it is done; never waits."""
+
+
+Requests = Sequence[Request]
 
 T = TypeVar("T")
 Steps = Generator[bool, None, T]
-"""Work in steps: it yields whenever it cannot go on now, and True if it got on since last time."""
+"""Work in steps: yields whenever it has to wait, True if it made progress since the last time."""
 
 MAX_ELEMENTS = 2**30
 """Elements per call of MPI: its counts are 32-bit, and so are sums of them."""
 
 
 class PendingReceive(Protocol):
-    """A message that is expected."""
+    """A posted receive."""
 
     source: int
+    """The sender; known when it is done."""
     nbytes: int
-    """Who sent it, and how long it was; known when it is done."""
+    """The length of the message; known when it is done."""
 
     def done(self) -> bool:
-        """Whether it has come; never waits."""
+        """Whether the message has arrived; never waits."""
 
     def cancel(self) -> None:
-        """Expect it no longer."""
+        """Withdraw the receive."""
 
 
 class AsyncComm(Protocol):
-    """The ranks of a group, numbered from 0. Buffers are contiguous arrays, used until done.
+    """The ranks of a group, numbered from 0. Buffers are contiguous arrays, in use until done.
 
-    Collectives are started in the same order on all ranks. All but messages may be of any length.
+    All ranks start collectives in the same order. Only messages are limited in length.
     """
 
     rank: int
     size: int
     longest: int
-    """Elements that go in one call of MPI; longer buffers go in several."""
+    """Elements per call of MPI; longer buffers take several calls."""
 
-    def until(self, requests: Requests) -> Steps[None]:
-        """Steps that end when all of these are done."""
+    def wait_for_all(self, requests: Requests) -> Steps[None]:
+        """Steps that end when all requests are done."""
 
     def broadcast(self, buffer: Buffer, root: int) -> Requests:
-        """Overwrite every rank's buffer by the root's."""
+        """Overwrite every rank's buffer with the root's."""
 
     def all_reduce(self, buffer: Buffer, how: ReduceOpName) -> Requests:
-        """Overwrite every rank's buffer by what all of them make together."""
+        """Overwrite every rank's buffer with the reduction over all ranks."""
 
     def reduce(self, buffer: Buffer, how: ReduceOpName, root: int) -> Requests:
-        """The same for the root's buffer alone; the others stay as they are."""
+        """Overwrite the root's buffer with the reduction; the others keep theirs."""
 
     def all_gather(self, piece: Buffer, whole: Buffer) -> Requests:
-        """Every rank's piece, equally long, one after the other; together at most `longest`."""
+        """Concatenate every rank's piece, all equally long; at most `longest` in total."""
 
     def reduce_scatter(
         self, whole: Buffer, piece: Buffer, sizes: Sequence[int], how: ReduceOpName
     ) -> Requests:
-        """Each rank's part, of these sizes, of what all wholes make; together at most `longest`."""
+        """Give each rank its part, of these sizes, of the reduction; at most `longest` in total."""
 
     def barrier(self) -> Requests:
-        """Done when every rank is here."""
+        """Done when every rank has called it."""
 
     def send(self, buffer: Buffer, to: int, tag: int) -> Requests:
-        """A message; to oneself, too."""
+        """Send a message; a rank may send to itself."""
 
     def receive(self, buffer: Buffer, source: int, tag: int) -> PendingReceive:
-        """Expect a message of that tag, from that rank or from ANY_RANK."""
+        """Post a receive for a message with this tag from that rank, or from ANY_RANK."""
 
     def close(self) -> None:
-        """Give it back; nothing of it may be under way."""
+        """Free it; nothing may be in progress."""
+
+
+@dataclass(frozen=True)
+class AsyncComms:
+    """The communicators of a group; traffic on one never matches traffic on another."""
+
+    collective_comm: AsyncComm
+    message_comm: AsyncComm
+    node_allreduce: AsyncNodeAllreduce | None
+    """The sum through node memory; None if every rank is alone on its node."""
+    callback_comms: AsyncComms | None = None
+    """For collectives started by callbacks: ranks start them in one order among themselves, but
+    interleave them with the program's own differently."""
+
+    def close(self) -> None:
+        """Free all of them; nothing may be in progress."""
+        if self.node_allreduce is not None:
+            self.node_allreduce.close()
+        if self.callback_comms is not None:
+            self.callback_comms.close()
+        if self.message_comm is not self.collective_comm:
+            self.message_comm.close()
+        self.collective_comm.close()
+
+
+def solo_comms() -> AsyncComms:
+    """The communicators of a single rank."""
+    both = SoloAsyncComm()
+    return AsyncComms(both, both, None)
 
 
 class SoloAsyncComm:
-    """A line of one rank, without MPI: what is sent waits here until it is received."""
+    """The communicator of a single rank, without MPI: a message is kept until it is received."""
 
     rank = 0
     size = 1
 
     def __init__(self) -> None:
         self.longest = MAX_ELEMENTS
-        self._mail: defaultdict[int, deque[Buffer]] = defaultdict(deque)
-        self._expected: defaultdict[int, deque[_SoloIncoming]] = defaultdict(deque)
+        self._unreceived: defaultdict[int, deque[Buffer]] = defaultdict(deque)
+        self._posted: defaultdict[int, deque[_SoloReceive]] = defaultdict(deque)
 
-    def until(self, requests: Requests) -> Steps[None]:
+    def wait_for_all(self, requests: Requests) -> Steps[None]:
         yield from ()
 
     def broadcast(self, buffer: Buffer, root: int) -> Requests:
@@ -121,32 +163,32 @@ class SoloAsyncComm:
         return ()
 
     def send(self, buffer: Buffer, to: int, tag: int) -> Requests:
-        self._mail[tag].append(buffer.copy())
-        self._deliver(tag)
+        self._unreceived[tag].append(buffer.copy())
+        self._match(tag)
         return ()
 
     def receive(self, buffer: Buffer, source: int, tag: int) -> PendingReceive:
-        incoming = _SoloIncoming(buffer, self._expected[tag])
-        self._expected[tag].append(incoming)
-        self._deliver(tag)
-        return incoming
+        pending = _SoloReceive(buffer, self._posted[tag])
+        self._posted[tag].append(pending)
+        self._match(tag)
+        return pending
 
-    def _deliver(self, tag: int) -> None:
-        mail, expected = self._mail[tag], self._expected[tag]
-        while mail and expected:
-            expected.popleft().take(mail.popleft())
+    def _match(self, tag: int) -> None:
+        unreceived, posted = self._unreceived[tag], self._posted[tag]
+        while unreceived and posted:
+            posted.popleft().fill(unreceived.popleft())
 
     def close(self) -> None:
-        self._mail.clear()
-        self._expected.clear()
+        self._unreceived.clear()
+        self._posted.clear()
 
 
-class _SoloIncoming:
-    def __init__(self, buffer: Buffer, queue: deque[_SoloIncoming]) -> None:
+class _SoloReceive:
+    def __init__(self, buffer: Buffer, queue: deque[_SoloReceive]) -> None:
         self.source, self.nbytes = ANY_RANK, 0
         self._buffer, self._queue = buffer, queue
 
-    def take(self, message: Buffer) -> None:
+    def fill(self, message: Buffer) -> None:
         if message.nbytes > self._buffer.nbytes:
             raise too_long(0, self._buffer.nbytes)
         self._buffer[: message.size] = message
@@ -160,16 +202,16 @@ class _SoloIncoming:
             self._queue.remove(self)
 
 
-def too_long(source: int, room: int) -> WorldError:
-    """What to raise when more has come than there is room for."""
+def too_long(source: int, expected_bytes: int) -> WorldError:
+    """The error for a message that is longer than its receive buffer."""
     return WorldError(
-        f"the message that came from rank {source} is longer than the {room} bytes expected; "
+        f"the message from rank {source} is longer than the {expected_bytes} bytes expected; "
         "the tensors of both ranks must have the same size and type"
     )
 
 
 def cut(buffer: Buffer, longest: int) -> list[Buffer]:
-    """A buffer in pieces that are short enough for one call.
+    """Cut a buffer into pieces that are short enough for one call.
 
     >>> import numpy as np
     >>> [piece.tolist() for piece in cut(np.arange(5), 2)]

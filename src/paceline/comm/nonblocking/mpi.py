@@ -1,6 +1,6 @@
-"""The line of MPI: its nonblocking calls. Importing this file starts MPI; nothing imports it early.
+"""Nonblocking communication over MPI. Importing this module starts MPI, so import it late.
 
-Every rank's calls may come from several threads, at the same time.
+Several threads of a rank may call at the same time.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ import contextlib
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.comm.mpi import MPIWorld
 from paceline.comm.nonblocking.async_comm import (
     MAX_ELEMENTS,
+    AsyncComms,
     PendingReceive,
     ReduceOpName,
     Requests,
     Steps,
     cut,
+    solo_comms,
     too_long,
 )
-from paceline.comm.nonblocking.lines import AsyncComms, solo_lines
 from paceline.comm.nonblocking.node_allreduce import AsyncNodeAllreduce
 from paceline.comm.world import ANY_RANK, Buffer
 from paceline.errors import WorldError
@@ -41,15 +41,15 @@ _OPS = {
 
 
 class MPIAsyncComm:
-    """A line over a communicator of its own."""
+    """An MPI communicator that nobody else uses."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.longest = MAX_ELEMENTS
 
-    def until(self, requests: Requests) -> Steps[None]:
+    def wait_for_all(self, requests: Requests) -> Steps[None]:
         for request in requests:
             while not request.Test():
                 yield False
@@ -86,21 +86,21 @@ class MPIAsyncComm:
     def receive(self, buffer: Buffer, source: int, tag: int) -> PendingReceive:
         pieces = cut(buffer, self.longest)
         if source == ANY_RANK and len(pieces) > 1:
-            # Its later pieces could be taken by another receive from any rank.
+            # Another receive from any rank could match its later pieces.
             raise WorldError(
                 f"a message of {buffer.size} bytes from any rank is too long for one call of MPI; "
                 "name the rank that sends it"
             )
         wanted = MPI.ANY_SOURCE if source == ANY_RANK else source
         requests = [self._comm.Irecv(piece, source=wanted, tag=tag) for piece in pieces]
-        return _Coming(requests, buffer.nbytes)
+        return _PendingPieces(requests, buffer.nbytes)
 
     def split(self, colour: int) -> MPIAsyncComm:
-        """A line of the ranks that gave the same colour; all ranks make it together."""
+        """A communicator of the ranks with the same colour; collective."""
         return MPIAsyncComm(self._comm.Split(colour, self.rank))
 
     def duplicate(self) -> MPIAsyncComm:
-        """A line of the same ranks, for other messages; all ranks make it together."""
+        """A separate communicator of the same ranks; collective."""
         return MPIAsyncComm(self._comm.Dup())
 
     def close(self) -> None:
@@ -108,12 +108,12 @@ class MPIAsyncComm:
             self._comm.Free()
 
 
-class _Coming:
-    """Posted receives of the pieces of one message."""
+class _PendingPieces:
+    """Posted receives for the pieces of one message."""
 
-    def __init__(self, requests: list[Any], room: int) -> None:
+    def __init__(self, requests: list[MPI.Request], expected_bytes: int) -> None:
         self.source, self.nbytes = ANY_RANK, 0
-        self._requests, self._room = requests, room
+        self._requests, self._expected_bytes = requests, expected_bytes
         self._status = MPI.Status()
 
     def done(self) -> bool:
@@ -124,47 +124,50 @@ class _Coming:
             except MPI.Exception as error:
                 if error.Get_error_class() != MPI.ERR_TRUNCATE:
                     raise
-                raise too_long(self._status.Get_source(), self._room) from error
+                raise too_long(self._status.Get_source(), self._expected_bytes) from error
             del self._requests[0]
             self.source = self._status.Get_source()
             self.nbytes += self._status.Get_count(MPI.BYTE)
         return True
 
     def cancel(self) -> None:
-        """MPI does not take back what has begun to come, and to wait for the rest could take for
-        ever. It may still be written to its buffer, which therefore stays."""
+        """Withdraw what MPI lets us withdraw.
+
+        MPI does not cancel a message that has begun to arrive, and waiting for the rest could take
+        forever. It may still write to the buffer, so the buffer is kept.
+        """
         for request in self._requests:
             request.Cancel()
-        with contextlib.suppress(MPI.Exception):  # it has come, and was too long
+        with contextlib.suppress(MPI.Exception):  # it has arrived, and was too long
             self._requests = [request for request in self._requests if not request.Test()]
         if self._requests:
-            _begun.append(self)
+            _abandoned.append(self)
 
 
-_begun: list[_Coming] = []
-"""Messages that nobody expects any more, and that were on their way."""
+_abandoned: list[_PendingPieces] = []
+"""Cancelled receives whose messages were already arriving."""
 
 
-def open_lines(
+def open_comms(
     world: MPIWorld, ranks: Sequence[int], nodes: Sequence[int], name: str
 ) -> AsyncComms:
-    """AsyncComms of these ranks, in this order; all of them, and nobody else, open it together.
+    """The communicators of these ranks, in this order; exactly these ranks call it together.
 
-    `nodes` tells of every rank of the world on which node it is. Groups that are opened at the
-    same time are told apart by their names.
+    `nodes` holds the node of every rank of the world. The name tells groups apart that are opened
+    at the same time.
     """
     if len(ranks) == 1:
-        return solo_lines()
+        return solo_comms()
     members = world._comm.Get_group().Incl(list(ranks))
-    comm = world._comm.Create_group(members, tag=zlib.crc32(name.encode()) % 2**15)
+    created = world._comm.Create_group(members, tag=zlib.crc32(name.encode()) % 2**15)
     members.Free()
-    together, here = MPIAsyncComm(comm), [nodes[rank] for rank in ranks]
-    messages, behind = together.duplicate(), together.duplicate()
-    echo = AsyncComms(behind, behind, _sums_of(behind, here))
-    return AsyncComms(together, messages, _sums_of(together, here), echo)
+    comm, here = MPIAsyncComm(created), [nodes[rank] for rank in ranks]
+    messages, callbacks = comm.duplicate(), comm.duplicate()
+    callback_comms = AsyncComms(callbacks, callbacks, _node_allreduce(callbacks, here))
+    return AsyncComms(comm, messages, _node_allreduce(comm, here), callback_comms)
 
 
-def _sums_of(line: MPIAsyncComm, nodes: Sequence[int]) -> AsyncNodeAllreduce | None:
+def _node_allreduce(comm: MPIAsyncComm, nodes: Sequence[int]) -> AsyncNodeAllreduce | None:
     on_node: defaultdict[int, list[int]] = defaultdict(list)
     for rank, node in enumerate(nodes):
         on_node[node].append(rank)
@@ -172,9 +175,7 @@ def _sums_of(line: MPIAsyncComm, nodes: Sequence[int]) -> AsyncNodeAllreduce | N
         return None
     owners = min(map(len, on_node.values()))
     if len(on_node) == 1:
-        return AsyncNodeAllreduce(line, line, None, owners)
-    neighbours = line.split(nodes[line.rank])
-    across = line.split(neighbours.rank)
-    return AsyncNodeAllreduce(
-        line, neighbours, across if neighbours.rank < owners else None, owners
-    )
+        return AsyncNodeAllreduce(comm, comm, None, owners)
+    local = comm.split(nodes[comm.rank])
+    cross = comm.split(local.rank)
+    return AsyncNodeAllreduce(comm, local, cross if local.rank < owners else None, owners)

@@ -81,7 +81,7 @@ class SharedParametersExchange:
         elif far or frame.clip_norm is not None:
             self._summed = np.zeros(sum(map(_length, self._pieces)), layout.dtype)
         self._sums: list[CompressedAllreduce] | None = None
-        self._heads_across = self._nodes.beside
+        self._heads_across = self._nodes.cross_duplicate
         if self._heads_across is not None and world.thread_multiple:
             self._heads_across.poll_interval_s = (
                 _COURIER_PATIENCE_S  # the courier is at work meanwhile
