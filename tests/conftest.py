@@ -16,8 +16,10 @@ import pytest
 from support import shares
 from support.ranks import TESTS, clean_environment
 
-from paceline.launch.mpirun import find_mpirun, read_machine, shared_memory
-from paceline.launch.mpirun_command import Job, render_command
+from paceline.launch.job import Job
+from paceline.launch.job_dir import shared_memory
+from paceline.launch.mpirun import find_mpirun, read_machine
+from paceline.launch.mpirun_command import render_command
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

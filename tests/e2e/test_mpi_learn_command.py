@@ -8,8 +8,10 @@ import pytest
 from support.commands import PACELINE, run_program
 from support.ranks import FULL_MNIST
 
-from paceline.launch.mpirun import find_mpirun, read_machine, shared_memory
-from paceline.launch.mpirun_command import Job, render_command
+from paceline.launch.job import Job
+from paceline.launch.job_dir import shared_memory
+from paceline.launch.mpirun import find_mpirun, read_machine
+from paceline.launch.mpirun_command import render_command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

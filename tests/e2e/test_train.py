@@ -17,8 +17,9 @@ from support.commands import PACELINE, run_program
 from support.projects import BAD_DATA, write_project
 from support.ranks import FULL_MNIST
 
+from paceline.launch.job import Job
 from paceline.launch.mpirun import find_mpirun, read_machine
-from paceline.launch.mpirun_command import Job, render_command
+from paceline.launch.mpirun_command import render_command
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support.launching import HANG_S, KIND, launch, living, wait_until_gone
 
-from paceline.launch.mpirun import remove_stale_memory
+from paceline.launch.job_dir import remove_stale_job_dirs
 
 pytestmark = [
     pytest.mark.timeout(150),
@@ -239,9 +239,9 @@ def test_folders_of_launchers_whom_nobody_cleared_up_after_go_later():
     gone.wait()
     folder = Path(f"/dev/shm/paceline-{gone.pid}-{uuid.uuid4().hex}")
     folder.mkdir()
-    remove_stale_memory()  # it may belong to somebody whom we cannot see
+    remove_stale_job_dirs()  # it may belong to somebody whom we cannot see
     assert folder.exists()
-    remove_stale_memory(unused_s=0)
+    remove_stale_job_dirs(unused_s=0)
     assert not folder.exists()
 
 

@@ -12,8 +12,9 @@ import uuid
 import pytest
 from support.launching import HANG_S, KIND, launch, wait_until_gone
 
+from paceline.launch.job import Job, Mpirun
 from paceline.launch.mpirun import find_mpirun, read_machine
-from paceline.launch.mpirun_command import Job, Mpirun, render_command
+from paceline.launch.mpirun_command import render_command
 
 slow = pytest.mark.slow
 

@@ -19,8 +19,10 @@ from typing import Any
 
 from paceline.cluster.identity import JOB_DIR
 from paceline.comm.node_memory import PREFIX
-from paceline.launch.mpirun import find_mpirun, read_machine, shared_memory
-from paceline.launch.mpirun_command import Job, render_command
+from paceline.launch.job import Job
+from paceline.launch.job_dir import shared_memory
+from paceline.launch.mpirun import find_mpirun, read_machine
+from paceline.launch.mpirun_command import render_command
 from support import resident
 from support.ranks import clean_environment
 

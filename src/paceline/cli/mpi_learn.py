@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.rank_options import add_rank_options, start_or_join
+from paceline.cli.rank_options import add_rank_options, read_rank_options
 from paceline.cluster.detect import detect
 from paceline.errors import ConfigError, Interrupted
+from paceline.launch.ranks import start_or_join
 from paceline.runtime.failure import fail
 from paceline.runtime.world import init
 
@@ -126,7 +127,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
         raise ConfigError("--restarts needs --checkpoint DIR, where the run can go on from")
     _check_settings(args)
     again = [*given, "--restore", "auto"]
-    return start_or_join(args, given, lambda: _train(args), lambda: again)
+    return start_or_join(read_rank_options(args), given, lambda: _train(args), lambda: again)
 
 
 def _check_refused(args: argparse.Namespace) -> None:

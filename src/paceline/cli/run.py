@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from paceline.cli.rank_options import add_rank_options, start_or_join
+from paceline.cli.rank_options import add_rank_options, read_rank_options
 from paceline.cluster.detect import detect
 from paceline.errors import SAVED, LaunchError
+from paceline.launch.ranks import start_or_join
 from paceline.runtime.failure import fail
 from paceline.runtime.torchrun.env import is_on_one_node, set_torchrun_env
 from paceline.runtime.torchrun.hook import keep_stores_inside, meet_where_none_is_named
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
         problem = "is not a file" if Path(args.script).exists() else "does not exist"
         raise LaunchError(f"the script {args.script} {problem}")
     join = partial(_join, args.script, args.arguments)
-    return start_or_join(args, given, join, for_torch=True)
+    return start_or_join(read_rank_options(args), given, join, for_torch=True)
 
 
 def _join(script: str, arguments: list[str]) -> int:

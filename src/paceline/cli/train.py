@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.cli.rank_options import add_rank_options, start_or_join
+from paceline.cli.rank_options import add_rank_options, read_rank_options
 from paceline.cluster.detect import detect
 from paceline.errors import Interrupted
+from paceline.launch.ranks import start_or_join
 from paceline.models import MODELS
 from paceline.rules import RULES
 from paceline.runtime.job_dir import RESTART
@@ -216,7 +217,10 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     if args.restarts and not detect().launched:
         config, given = _fix_run_dir(config, given)
     return start_or_join(
-        args, given, lambda: _train(config, args.summary), lambda: [*given, "--resume", "auto"]
+        read_rank_options(args),
+        given,
+        lambda: _train(config, args.summary),
+        lambda: [*given, "--resume", "auto"],
     )
 
 

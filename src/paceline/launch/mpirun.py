@@ -7,25 +7,24 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from paceline.cluster.cores import THREAD_VARIABLES, available_cores, numa_nodes
 from paceline.cluster.identity import JOB_DIR
-from paceline.core.private import opened_folder, read_text, remove_folder
+from paceline.core.private import remove_folder
 from paceline.errors import LaunchError
-from paceline.launch.mpirun_command import Job, Machine, Mpirun, render_command
-from paceline.launch.supervise import JobResult, LauncherProcess, supervise_job
+from paceline.launch.job import Job, LauncherProcess, Machine, Mpirun
+from paceline.launch.job_dir import make_job_dir, shared_memory
+from paceline.launch.mpirun_command import render_command
+from paceline.launch.supervise import JobResult, supervise_job
 from paceline.runtime.job_dir import RESTART
-from paceline.runtime.reaper import REAPER_PID, reaper_beside, remove_segments
+from paceline.runtime.reaper import reaper_beside, remove_segments
 from paceline.runtime.torchrun.address import PORT_TAKEN
 
 _VERSION_TIMEOUT_S = 20
-_SHARED_MEMORY = "/dev/shm"
 _OTHER_NODES = (
     "SLURM_JOB_ID",
     "PE_HOSTFILE",
@@ -34,7 +33,7 @@ _OTHER_NODES = (
     "LSB_DJOB_HOSTFILE",
     "PRTE_MCA_prte_default_hostfile",
 )
-"""Variables by which mpirun learns of other nodes."""
+"""Variables that tell mpirun about other nodes."""
 _KINDS = {"Open MPI": "openmpi", "OpenRTE": "openmpi", "Intel(R) MPI": "intel", "HYDRA": "mpich"}
 
 
@@ -78,110 +77,63 @@ def start(job: Job) -> int:
 
 
 def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> JobResult:
-    """Run the job in the foreground, after so many restarts of it, and tell how it ended."""
+    """Run the job in the foreground, as its given restart, and return how it ended."""
     mpirun, machine = launcher or find_mpirun(), read_machine()
     hosts = tuple(host.name for host in job.placement.hosts)
-    leader = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts)
+    process = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts)
     with shared_memory(mpirun) as place:
         placed = write_qrsh_script(job, Path(place[JOB_DIR]), mpirun)
         argv, extra = render_command(placed, mpirun, machine)
-        return _run(argv, place, extra | {RESTART: str(restart)}, leader)
+        return _run(argv, place, extra | {RESTART: str(restart)}, process)
 
 
 def write_qrsh_script(job: Job, folder: Path, mpirun: Mpirun) -> Job:
-    """The job with qrsh as a script of ours, if that is the way to other hosts.
+    """Wrap qrsh in a script of ours, if that is the remote shell.
 
-    Grid Engine sends SIGUSR2 to every process of a job that it is about to end. Launchers' daemons
-    on other hosts would end by it; so they are made deaf to it, and the launcher here passes it on.
+    Grid Engine sends SIGUSR2 to every process of a job that it is about to end. It would kill the
+    launcher's daemons on other hosts; so they ignore it, and the launcher here passes it on.
     """
-    agent = job.placement.agent
-    if agent is None or not agent.startswith("qrsh "):
+    remote_shell = job.placement.remote_shell
+    if remote_shell is None or not remote_shell.startswith("qrsh "):
         return job
-    script = folder / "agent"
-    script.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {agent} "$host" "trap \'\' USR2; $*"\n')
+    script = folder / "remote_shell"
+    script.write_text(
+        f'#!/bin/sh\nhost=$1\nshift\nexec {remote_shell} "$host" "trap \'\' USR2; $*"\n'
+    )
     script.chmod(0o755)
     # Nothing may be executed from some sites' shared memory: Open MPI takes several words.
     words = f"sh {script}" if mpirun.kind == "openmpi" else str(script)
-    return replace(job, placement=replace(job.placement, agent=words))
+    return replace(job, placement=replace(job.placement, remote_shell=words))
 
 
 def start_alone(job: Job, restart: int = 0) -> JobResult:
     """Run a job of one rank as a child process, without MPI, so that it can be started again."""
     threads = dict.fromkeys(THREAD_VARIABLES, str(job.threads))
-    leader = LauncherProcess(f"rank 0 ({socket.gethostname()})", "alone")
-    with _job_folder() as folder:
+    process = LauncherProcess(f"rank 0 ({socket.gethostname()})", "alone")
+    with make_job_dir() as folder:
         place = {**threads, JOB_DIR: str(folder)}
-        told = {"PACELINE_RANKS": "1", RESTART: str(restart), **job.variables}
-        return _run(job.command, place, told, leader)
+        variables = {"PACELINE_RANKS": "1", RESTART: str(restart), **job.variables}
+        return _run(job.command, place, variables, process)
 
 
 def _run(
-    argv: Sequence[str], place: Mapping[str, str], extra: Mapping[str, str], leader: LauncherProcess
+    argv: Sequence[str],
+    place: Mapping[str, str],
+    extra: Mapping[str, str],
+    process: LauncherProcess,
 ) -> JobResult:
-    """Run it with the variables of `place`, where the user set no others, and those of `extra`."""
+    """Run it with the variables of `place`, unless the user has set them, and those of `extra`."""
     environ = {name: value for name, value in os.environ.items() if name != JOB_DIR}
     folder = Path(place[JOB_DIR])
-    since_s = time.time() if leader.kind == "mpich" else None
+    since_s = time.time() if process.kind == "mpich" else None
     raw = os.environ.get("PACELINE_RAW") == "1"
-    with reaper_beside(folder, since_s) as guard:
-        ended = supervise_job(argv, {**place, **environ, **extra}, raw, folder, leader, guard)
+    with reaper_beside(folder, since_s) as reaper:
+        ended = supervise_job(argv, {**place, **environ, **extra}, raw, folder, process, reaper)
         if since_s is not None:
             remove_segments(since_s)
         ended = replace(ended, port_taken=(folder / PORT_TAKEN).exists())
-        remove_folder(folder)  # before the reaper_beside is sent home
+        remove_folder(folder)  # before the reaper is sent home
     return ended
-
-
-@contextmanager
-def shared_memory(mpirun: Mpirun) -> Iterator[dict[str, str]]:
-    """A place of its own for the job, in shared memory, which goes when the job has ended.
-
-    Ranks that are killed or aborted leave Open MPI's segments behind, megabytes each: they lie
-    there, too. So do the files of mpirun: one that was killed leaves them, and the next mpirun of
-    the same process number would not start. Yields the variables that tell the place.
-    """
-    with _job_folder() as folder:
-        place = {JOB_DIR: str(folder)}
-        if mpirun.kind == "openmpi":
-            place["PRTE_MCA_prte_local_tmpdir_base"] = str(folder)
-        # Ranks that srun starts may be of Open MPI, too; others do not know the variable.
-        if mpirun.kind in ("openmpi", "srun") and folder.is_relative_to(_SHARED_MEMORY):
-            place["OMPI_MCA_btl_sm_backing_directory"] = str(folder)
-        yield place
-
-
-@contextmanager
-def _job_folder() -> Iterator[Path]:
-    usable = os.access(_SHARED_MEMORY, os.W_OK)
-    if usable:
-        remove_stale_memory()
-    with tempfile.TemporaryDirectory(
-        prefix=f"paceline-{os.getpid()}-",
-        dir=_SHARED_MEMORY if usable else None,
-        ignore_cleanup_errors=True,
-    ) as folder:
-        yield Path(folder)
-
-
-def remove_stale_memory(unused_s: float = 60.0) -> None:
-    """Remove the places of launchers that were killed and could not do it themselves.
-
-    A launcher in another container may share the memory but not the process numbers: its place is
-    spared while ranks may still be about to open their segments in it.
-    """
-    for place in Path(_SHARED_MEMORY).glob("paceline-*-*"):
-        with suppress(OSError), opened_folder(place) as opened:  # others may plant what they like
-            unused = time.time() - os.fstat(opened).st_mtime >= unused_s
-            pid = _read_keeper(opened) or place.name.split("-")[1]
-            if unused and pid.isdecimal() and not Path(f"/proc/{pid}").exists():
-                remove_folder(place)
-
-
-def _read_keeper(folder: int) -> str:
-    """Who removes the folder of a launcher that is on another host."""
-    with suppress(FileNotFoundError):
-        return read_text(REAPER_PID, folder)
-    return ""
 
 
 def _terminal() -> str | None:

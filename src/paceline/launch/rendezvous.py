@@ -17,7 +17,7 @@ from pathlib import Path
 from paceline.cluster.hosts import Host
 from paceline.cluster.network import addresses_of, is_loopback, own_end
 from paceline.errors import LaunchError
-from paceline.launch.mpirun_command import Placement
+from paceline.launch.job import Placement
 from paceline.runtime.torchrun.address import (
     _NOT_OURS,
     ADDRESS,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from paceline.cluster.commands import ask_srun
 from paceline.errors import LaunchError
-from paceline.launch.mpirun_command import Mpirun
+from paceline.launch.job import Mpirun
 from paceline.launch.preflight.node_info import kind_of_library
 from paceline.launch.preflight.probe import read_library
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from paceline.cluster.hosts import Host
+from paceline.launch.job import Job, Mpirun, Placement
 from paceline.launch.mpirun import find_mpirun, write_qrsh_script
-from paceline.launch.mpirun_command import Job, Mpirun, Placement
 
 
 def fake_mpirun(folder: Path, version: str, name: str = "mpirun") -> str:
@@ -42,20 +42,30 @@ def test_the_mpirun_beside_python_comes_before_path(tmp_path, monkeypatch):
     assert find_mpirun() == Mpirun(own, "openmpi")
 
 
-def on_two_hosts(agent: str) -> Job:
-    return Job(2, 1, ("python",), Placement((Host("a", 1), Host("b", 1)), agent=agent))
+def on_two_hosts(remote_shell: str) -> Job:
+    return Job(
+        2, 1, ("python",), Placement((Host("a", 1), Host("b", 1)), remote_shell=remote_shell)
+    )
 
 
 def test_qrsh_starts_daemons_that_are_deaf_to_the_signal_before_the_end(tmp_path):
     job = write_qrsh_script(on_two_hosts("echo qrsh"), tmp_path, Mpirun("mpirun", "openmpi"))
-    assert job.placement.agent == "echo qrsh"
+    assert job.placement.remote_shell == "echo qrsh"
     job = write_qrsh_script(on_two_hosts("qrsh -inherit"), tmp_path, Mpirun("mpirun", "openmpi"))
-    assert job.placement.agent == f"sh {tmp_path}/agent"
+    assert job.placement.remote_shell == f"sh {tmp_path}/remote_shell"
     qrsh = tmp_path / "qrsh"
     qrsh.write_text('#!/bin/sh\nshift 2\nexec sh -c "$*"\n')
     qrsh.chmod(0o755)
     done = subprocess.run(
-        ["sh", str(tmp_path / "agent"), "n07", "A=5;", "export A;", "kill -USR2 $$;", "echo $A"],
+        [
+            "sh",
+            str(tmp_path / "remote_shell"),
+            "n07",
+            "A=5;",
+            "export A;",
+            "kill -USR2 $$;",
+            "echo $A",
+        ],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"},
         capture_output=True,
         text=True,
@@ -63,4 +73,4 @@ def test_qrsh_starts_daemons_that_are_deaf_to_the_signal_before_the_end(tmp_path
     )
     assert (done.returncode, done.stdout) == (0, "5\n")
     hydra = write_qrsh_script(on_two_hosts("qrsh -inherit"), tmp_path, Mpirun("mpiexec", "mpich"))
-    assert hydra.placement.agent == f"{tmp_path}/agent"
+    assert hydra.placement.remote_shell == f"{tmp_path}/remote_shell"

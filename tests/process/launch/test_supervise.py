@@ -5,8 +5,9 @@ import os
 import pytest
 
 from paceline.errors import HOST_LOST
-from paceline.launch import supervise as foreground
-from paceline.launch.supervise import LauncherProcess, supervise_command, supervise_job
+from paceline.launch import output
+from paceline.launch.job import LauncherProcess
+from paceline.launch.supervise import supervise_command, supervise_job
 
 
 def test_a_lost_host_is_named_and_the_code_tells(capfd):
@@ -24,13 +25,13 @@ def test_a_lost_host_is_named_and_the_code_tells(capfd):
 
 @pytest.mark.parametrize("starts", [True, False])
 def test_ranks_that_never_start_on_other_hosts_are_given_up(tmp_path, capfd, monkeypatch, starts):
-    monkeypatch.setattr(foreground, "START_WARNING_S", 0.2)
-    monkeypatch.setattr(foreground, "START_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(output, "START_WARNING_S", 0.2)
+    monkeypatch.setattr(output, "START_TIMEOUT_S", 0.6)
     if starts:
         (tmp_path / "started").touch()
-    leader = LauncherProcess("mpirun", "openmpi", ("n07", "n08"))
+    launcher = LauncherProcess("mpirun", "openmpi", ("n07", "n08"))
     program = ["sleep", "1.5" if starts else "60"]
-    ended = supervise_job(program, dict(os.environ), folder=tmp_path, leader=leader)
+    ended = supervise_job(program, dict(os.environ), folder=tmp_path, launcher=launcher)
     said = capfd.readouterr().err
     assert ended.code == (0 if starts else 137)
     assert ("no rank has started on n07,n08" in said) is not starts

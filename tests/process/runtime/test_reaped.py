@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from paceline.launch import supervise as foreground
+from paceline.launch.output import JobOutput
 from paceline.launch.supervise import supervise_job
 from paceline.runtime import reaper as reaper
 from paceline.tools.tune import trial
@@ -46,14 +46,14 @@ def test_a_job_is_cleared_up_before_its_leader_is_reaped(program, leaves_behind,
 
 def test_a_signal_after_the_end_goes_nowhere(signalled, monkeypatch):
     """Signals may come until the launcher's handlers are taken away."""
-    plain = foreground._Output.close
+    plain = JobOutput.close
 
     def close(output):
         plain(output)
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(foreground._Output, "close", close)
+    monkeypatch.setattr(JobOutput, "close", close)
     supervise_job([sys.executable, "-c", ""], dict(os.environ))
     assert all(held for _, held in signalled)
 

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from paceline.launch.deaths import (
+from paceline.launch.mpirun_output import (
     HostLoss,
+    OutputFilter,
     RankDeath,
     describe_death,
     describe_end,
@@ -11,7 +12,6 @@ from paceline.launch.deaths import (
     read_death,
     read_loss,
 )
-from paceline.launch.mpirun_output import OutputFilter
 from paceline.runtime.job_dir import read_pulse
 
 OPEN_MPI = b"""prterun noticed that process rank 12 with PID 6866 on node n07 exited on

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from paceline.cluster.detect import detect
-from paceline.launch.mpirun_command import Placement
+from paceline.launch.job import Placement
 from paceline.launch.rendezvous import hold, rendezvous_env
 from paceline.runtime.torchrun import env as introduction
 from paceline.runtime.torchrun.env import set_torchrun_env

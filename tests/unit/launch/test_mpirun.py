@@ -4,9 +4,11 @@ import pytest
 
 from paceline.cluster.hosts import Host
 from paceline.errors import LaunchError
-from paceline.launch import mpirun as local
-from paceline.launch.mpirun import find_mpirun, shared_memory
-from paceline.launch.mpirun_command import Job, Machine, Mpirun, Placement, render_command
+from paceline.launch import job_dir, mpirun
+from paceline.launch.job import Job, Machine, Mpirun, Placement
+from paceline.launch.job_dir import shared_memory
+from paceline.launch.mpirun import find_mpirun
+from paceline.launch.mpirun_command import render_command
 
 OPEN_MPI = Mpirun("/opt/bin/mpirun", "openmpi")
 
@@ -74,11 +76,11 @@ def test_ranks_of_one_machine_do_without_a_network():
 
 @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "PE_HOSTFILE", "PBS_NODEFILE", "LSB_HOSTS"])
 def test_the_nodes_of_an_allocation_need_one(monkeypatch, variable):
-    for name in local._OTHER_NODES:
+    for name in mpirun._OTHER_NODES:
         monkeypatch.delenv(name, raising=False)
-    assert local.read_machine().alone
+    assert mpirun.read_machine().alone
     monkeypatch.setenv(variable, "x")
-    assert not local.read_machine().alone
+    assert not mpirun.read_machine().alone
 
 
 def test_what_the_user_set_is_left_alone():
@@ -126,7 +128,7 @@ def test_less_than_one_rank_or_thread_is_refused(ranks, threads):
 
 @pytest.mark.parametrize("kind", ["openmpi", "mpich", "intel", "unknown"])
 def test_every_job_has_a_folder_which_is_removed(tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(local, "_SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(job_dir, "_SHARED_MEMORY", str(tmp_path))
     with shared_memory(Mpirun("mpirun", kind)) as place:
         (folder,) = tmp_path.iterdir()
         names = {"PACELINE_JOB_DIR"}
@@ -137,8 +139,8 @@ def test_every_job_has_a_folder_which_is_removed(tmp_path, monkeypatch, kind):
 
 
 def test_without_shared_memory_the_folder_lies_with_other_temporary_ones(tmp_path, monkeypatch):
-    monkeypatch.setattr(local, "_SHARED_MEMORY", str(tmp_path / "nowhere"))
-    monkeypatch.setattr(local.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(job_dir, "_SHARED_MEMORY", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(job_dir.tempfile, "tempdir", str(tmp_path))
     with shared_memory(OPEN_MPI) as place:
         (folder,) = tmp_path.iterdir()
         assert "OMPI_MCA_btl_sm_backing_directory" not in place  # no place for its segments
@@ -153,7 +155,7 @@ def test_without_mpirun_the_remedy_is_named(tmp_path, monkeypatch):
 
 
 def test_without_mpi4py_the_remedy_is_named(monkeypatch):
-    monkeypatch.setattr(local.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(mpirun.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LaunchError, match=r"mpi4py, which is not installed.*-n 1"):
         find_mpirun()
 
@@ -164,7 +166,7 @@ def placed(**changes) -> Job:
 
 
 def test_open_mpi_is_told_the_hosts_and_the_way_to_them():
-    argv, extra = render_command(placed(agent="ssh -x"), OPEN_MPI, machine(alone=True))
+    argv, extra = render_command(placed(remote_shell="ssh -x"), OPEN_MPI, machine(alone=True))
     assert " ".join(argv) == (
         "/opt/bin/mpirun -n 3 --stdin none --host a:2,b:1 --map-by :OVERSUBSCRIBE --bind-to none "
         "python"
@@ -197,12 +199,12 @@ def test_ranks_on_hosts_are_spread_over_numa_nodes_unless_they_crowd_them():
 
 def test_mpich_is_told_the_hosts_and_the_way_to_them():
     mpich = Mpirun("/opt/bin/mpiexec", "mpich")
-    argv, extra = render_command(placed(agent="/x/agent"), mpich, machine())
+    argv, extra = render_command(placed(remote_shell="/x/agent"), mpich, machine())
     assert " ".join(argv[3:]) == (
         "-hosts a:2,b:1 -launcher rsh -launcher-exec /x/agent -bind-to none python"
     )
     assert "HYDRA_LAUNCHER_EXTRA_ARGS" not in extra
-    argv, extra = render_command(placed(agent="ssh -o A=b"), mpich, machine())
+    argv, extra = render_command(placed(remote_shell="ssh -o A=b"), mpich, machine())
     assert " ".join(argv[3:]) == "-hosts a:2,b:1 -launcher ssh -bind-to none python"
     assert extra["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-o A=b"
     assert "-launcher" not in render_command(placed(), mpich, machine())[0]
@@ -219,7 +221,7 @@ def test_srun_starts_tasks_of_the_job_on_its_nodes():
 
 def test_an_unknown_mpi_cannot_place_ranks_by_ssh():
     with pytest.raises(LaunchError, match=r"placed on a:2,b:1\. Run: pip install"):
-        render_command(placed(agent="ssh"), Mpirun("/opt/bin/mpirun", "unknown"), machine())
+        render_command(placed(remote_shell="ssh"), Mpirun("/opt/bin/mpirun", "unknown"), machine())
 
 
 def test_the_terminal_is_named_only_where_rank_0_sees_it():

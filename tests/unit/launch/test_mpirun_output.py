@@ -2,8 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.launch.deaths import RankDeath
-from paceline.launch.mpirun_output import HYDRA, OPEN_MPI, OutputFilter
+from paceline.launch.mpirun_output import HYDRA, OPEN_MPI, OutputFilter, RankDeath
 
 RULE = b"-" * 74 + b"\n"
 ABORT = RULE + b"MPI_ABORT was invoked on rank 1 in communicator\n  Errorcode: 7\n" + RULE
@@ -82,13 +81,13 @@ def test_the_banner_of_hydra_is_told_and_not_shown():
 
 
 def test_hydras_words_of_an_abort_are_dropped_beside_a_message():
-    assert through(b"why\n" + HYDRA_ABORT, dialect=HYDRA) == b"why\n"
-    assert through(HYDRA_ABORT, dialect=HYDRA) == HYDRA_ABORT
+    assert through(b"why\n" + HYDRA_ABORT, output_format=HYDRA) == b"why\n"
+    assert through(HYDRA_ABORT, output_format=HYDRA) == HYDRA_ABORT
 
 
 def test_what_is_no_banner_of_hydra_passes():
     text = b"\n\none\n\n" + HYDRA_RULE + b"a table\0\n" + HYDRA_RULE + b"\n"
-    assert through(text, dialect=HYDRA) == text
+    assert through(text, output_format=HYDRA) == text
 
 
 def test_plain_lines_pass_at_once():

@@ -7,7 +7,7 @@ from paceline.cluster.hosts import Host
 from paceline.cluster.schedulers.interface import Allocation, CommandReply
 from paceline.errors import LaunchError
 from paceline.launch import placement
-from paceline.launch.mpirun_command import Placement
+from paceline.launch.job import Placement
 from paceline.launch.placement import choose_remote_shell, plan_ranks
 
 TWO = (Host("a", 2), Host("b", 2))
@@ -34,7 +34,7 @@ def test_hosts_take_a_rank_for_each_core_unless_told():
     plan = plan_ranks(None, None, (Host("a"), Host("b", 2), Host("here")), None)
     assert plan.placement.hosts == (Host("a", 8), Host("b", 2), Host("here", 4))
     assert plan.ranks == 14
-    assert plan.placement.agent.startswith("ssh ")
+    assert plan.placement.remote_shell.startswith("ssh ")
 
 
 def test_threads_are_those_of_the_host_with_the_fewest_for_a_rank():

@@ -7,7 +7,7 @@ import pytest
 from paceline.cluster.hosts import Host
 from paceline.errors import LaunchError
 from paceline.launch import rendezvous as meeting
-from paceline.launch.mpirun_command import Placement
+from paceline.launch.job import Placement
 from paceline.launch.rendezvous import choose_address, draw_port, hold, read_given, rendezvous_env
 from paceline.runtime.torchrun import address
 from paceline.runtime.torchrun.address import (

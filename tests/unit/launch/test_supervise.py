@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from paceline.errors import HOST_LOST
-from paceline.launch.deaths import HostLoss, RankDeath
+from paceline.launch.mpirun_output import HostLoss, RankDeath
 from paceline.launch.supervise import choose_code
 
 KILLED = RankDeath(1, 7, "n07", signal.SIGKILL)

@@ -36,8 +36,8 @@ def test_word_from_another_host_becomes_the_launchers_file(tmp_path, monkeypatch
 
     def pass_on() -> bytes:
         shown = banners.feed(capfd.readouterr().err.encode())
-        while banners.words:
-            apply_notification(banners.words.pop(0), here)
+        while banners.notifications:
+            apply_notification(banners.notifications.pop(0), here)
         return shown
 
     notify_launcher("pulse.json", text)

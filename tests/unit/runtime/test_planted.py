@@ -9,8 +9,8 @@ from support.strangers import give_away, needs_root
 
 from paceline.cluster.identity import JOB_DIR
 from paceline.errors import LaunchError
-from paceline.launch import mpirun as local
-from paceline.launch.mpirun import remove_stale_memory
+from paceline.launch import job_dir
+from paceline.launch.job_dir import remove_stale_job_dirs
 from paceline.runtime.job_dir import STARTED, apply_notification, notify_launcher, prepare_job_dir
 from paceline.runtime.reaper import REAPER_PID
 
@@ -21,7 +21,7 @@ NOBODY = "paceline-4194304999-x"
 @pytest.fixture
 def memory(tmp_path, monkeypatch) -> Path:
     """The shared memory of a node."""
-    monkeypatch.setattr(local, "_SHARED_MEMORY", str(tmp_path))
+    monkeypatch.setattr(job_dir, "_SHARED_MEMORY", str(tmp_path))
     return tmp_path
 
 
@@ -30,7 +30,7 @@ def test_a_fifo_in_the_place_of_a_word_hangs_no_launcher(memory):
     (memory / NOBODY).mkdir(mode=0o700)
     os.mkfifo(memory / NOBODY / REAPER_PID)
     (memory / "paceline-4194304998-x").mkdir(mode=0o700)
-    remove_stale_memory(unused_s=0)
+    remove_stale_job_dirs(unused_s=0)
     assert [path.name for path in memory.iterdir()] == [NOBODY]
 
 
@@ -38,7 +38,7 @@ def test_a_fifo_in_the_place_of_a_word_hangs_no_launcher(memory):
 def test_folders_of_other_users_are_left_alone(memory):
     (memory / NOBODY).mkdir()
     give_away(memory / NOBODY)
-    remove_stale_memory(unused_s=0)
+    remove_stale_job_dirs(unused_s=0)
     assert (memory / NOBODY).exists()
 
 
@@ -46,7 +46,7 @@ def test_a_link_in_the_shared_memory_leads_nowhere(memory, tmp_path_factory):
     precious = tmp_path_factory.mktemp("precious")
     (precious / "file").touch()
     (memory / NOBODY).symlink_to(precious)
-    remove_stale_memory(unused_s=0)
+    remove_stale_job_dirs(unused_s=0)
     assert (precious / "file").exists()
 
 
@@ -97,9 +97,9 @@ def test_no_word_goes_into_a_folder_of_another_user(tmp_path, monkeypatch, capfd
 
 def test_the_age_of_a_folder_is_its_own_and_not_that_of_a_link(memory):
     (memory / NOBODY).mkdir(mode=0o700)
-    remove_stale_memory(unused_s=60)
+    remove_stale_job_dirs(unused_s=60)
     assert (memory / NOBODY).exists()
     long_ago = time.time() - 100
     os.utime(memory / NOBODY, (long_ago, long_ago))
-    remove_stale_memory(unused_s=60)
+    remove_stale_job_dirs(unused_s=60)
     assert not (memory / NOBODY).exists()

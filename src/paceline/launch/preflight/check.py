@@ -38,13 +38,13 @@ class HostReply:
     problem: Problem | None = None
 
 
-def check_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, NodeInfo]:
+def check_hosts(names: Sequence[str], remote_shell: Sequence[str] = SSH) -> dict[str, NodeInfo]:
     """The facts of all hosts, each of which can be reached and has what this one has.
 
     Everything that is wrong is one LaunchError. This machine is compared, too, since mpirun runs
     here.
     """
-    answers = ask_hosts(names, agent)
+    answers = ask_hosts(names, remote_shell)
     facts = {name: answer.facts for name, answer in answers.items() if answer.facts is not None}
     problems = [answer.problem for answer in answers.values() if answer.problem is not None]
     problems += compare(with_this_host(facts))
@@ -54,13 +54,13 @@ def check_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, N
     return facts
 
 
-def ask_hosts(names: Sequence[str], agent: Sequence[str] = SSH) -> dict[str, HostReply]:
+def ask_hosts(names: Sequence[str], remote_shell: Sequence[str] = SSH) -> dict[str, HostReply]:
     """Run the probe on all hosts at the same time; whatever goes wrong is told by host."""
     once = list(dict.fromkeys(names))
     if not once:
         return {}
     with ThreadPoolExecutor(min(len(once), _AT_ONCE)) as pool:
-        return dict(zip(once, pool.map(lambda name: _ask(name, agent), once), strict=True))
+        return dict(zip(once, pool.map(lambda name: _ask(name, remote_shell), once), strict=True))
 
 
 def with_this_host(facts: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
@@ -71,7 +71,7 @@ def with_this_host(facts: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
     return dict(facts) if here is None else {here.host: here, **facts}
 
 
-def over(agent: Sequence[str], name: str, command: Sequence[str]) -> list[str]:
+def over(remote_shell: Sequence[str], name: str, command: Sequence[str]) -> list[str]:
     """How the agent runs a command on a host; the last word is a line for the shell there.
 
     The host's name is added to the agent, or takes the place of a word `{host}` in it.
@@ -79,13 +79,13 @@ def over(agent: Sequence[str], name: str, command: Sequence[str]) -> list[str]:
     given = [f"{one}={os.environ[one]}" for one in FORWARDED if one in os.environ]
     # From the folder in which ranks will start, too. These words mean the same to every shell.
     line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *given, *command])}"
-    named = [name if word == "{host}" else word for word in agent]
-    return [*named, line] if "{host}" in agent else [*named, name, line]
+    named = [name if word == "{host}" else word for word in remote_shell]
+    return [*named, line] if "{host}" in remote_shell else [*named, name, line]
 
 
-def _ask(name: str, agent: Sequence[str]) -> HostReply:
+def _ask(name: str, remote_shell: Sequence[str]) -> HostReply:
     command = (sys.executable, "-m", "paceline.launch.preflight.probe")
-    argv = list(command) if is_here(name) else over(agent, name, command)
+    argv = list(command) if is_here(name) else over(remote_shell, name, command)
     started = time.time()
     try:
         asked = subprocess.run(

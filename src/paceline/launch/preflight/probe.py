@@ -40,7 +40,7 @@ _LIBRARY_TIMEOUT_S = 60.0
 """A first import over a network's file system takes its time."""
 
 
-def read_facts(env: Mapping[str, str] = os.environ) -> NodeInfo:
+def read_node_info(env: Mapping[str, str] = os.environ) -> NodeInfo:
     """Look at this node as a rank started here would find it."""
     return NodeInfo(**_software(), **_mpi(), **_machine(env), **_place(env), time_s=time.time())
 
@@ -190,7 +190,7 @@ def _last_line(text: str) -> str:
 
 
 def main() -> int:
-    sys.stdout.write(to_json(read_facts()) + "\n")
+    sys.stdout.write(to_json(read_node_info()) + "\n")
     return 0
 
 

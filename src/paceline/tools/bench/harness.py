@@ -15,8 +15,8 @@ from paceline.cluster.cores import THREAD_VARIABLES, available_cores, threads_pe
 from paceline.cluster.detect import detect
 from paceline.comm import World
 from paceline.errors import LaunchError
+from paceline.launch.job import Job
 from paceline.launch.mpirun import start
-from paceline.launch.mpirun_command import Job
 from paceline.launch.supervise import supervise_command
 
 _TASK, _ANSWER = "task.json", "answer.json"

@@ -22,7 +22,8 @@ from pathlib import Path
 from types import TracebackType
 
 from paceline.errors import ConfigError, LaunchError
-from paceline.launch.mpirun_command import Job, Machine, Mpirun, render_command
+from paceline.launch.job import Job, Machine, Mpirun
+from paceline.launch.mpirun_command import render_command
 
 NAMES = ("paceline-a", "paceline-b")
 ADDRESSES = ("198.18.0.1", "198.18.0.2")

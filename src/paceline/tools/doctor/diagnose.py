@@ -13,7 +13,7 @@ from paceline.errors import LaunchError
 from paceline.launch.placement import plan_ranks
 from paceline.launch.preflight.check import ask_hosts
 from paceline.launch.preflight.node_info import NodeInfo
-from paceline.launch.preflight.probe import read_facts
+from paceline.launch.preflight.probe import read_node_info
 from paceline.tools.doctor.check import Check, NodeCheck, check_nodes
 from paceline.tools.doctor.hosts import check_answers, check_ports, check_sameness
 from paceline.tools.doctor.machine import MACHINE_CHECKS
@@ -55,16 +55,18 @@ class Question:
 
 def diagnose(question: Question) -> Diagnosis:
     """Look at everything, then start ranks, unless it is known that they cannot be started."""
-    here = read_facts()
-    agent = find_agent(question)
+    here = read_node_info()
+    remote_shell = choose_remote_shell(question)
     others = [name for name in question.names if not is_here(name)]
-    answers = ask_hosts(others, agent)
+    answers = ask_hosts(others, remote_shell)
     facts = {here.host: here}
     facts |= {name: one.facts for name, one in answers.items() if one.facts is not None}
-    between = check_answers(answers, agent[0], _advise(question, agent)) + check_sameness(facts)
+    between = check_answers(
+        answers, remote_shell[0], _advise(question, remote_shell)
+    ) + check_sameness(facts)
     between += check_routes(others, here.interfaces)
     if not any(check.verdict == "fail" for check in between):
-        between += check_ports(others, agent, here)
+        between += check_ports(others, remote_shell, here)
     alone = check_nodes(facts, _node_checks(several=len(facts) > 1))
     asked = [*check_scheduler(here), *check_srun(here, try_srun(here))]
     asked += _check_slots(question, facts, here)
@@ -72,19 +74,19 @@ def diagnose(question: Question) -> Diagnosis:
     return _try_world(question, facts, checks, between)
 
 
-def find_agent(question: Question) -> tuple[str, ...]:
+def choose_remote_shell(question: Question) -> tuple[str, ...]:
     """What runs a program on another host: ssh, or what the scheduler has for it."""
     if question.hosts or question.allocation is None:
         return SSH
     plan = plan_ranks(len(question.names), 1, (), question.allocation)
-    if plan.placement.agent is not None:
-        return tuple(shlex.split(plan.placement.agent))
+    if plan.placement.remote_shell is not None:
+        return tuple(shlex.split(plan.placement.remote_shell))
     return _SRUN if question.allocation.scheduler == "slurm" else SSH
 
 
-def _advise(question: Question, agent: tuple[str, ...]) -> str:
+def _advise(question: Question, remote_shell: tuple[str, ...]) -> str:
     """A job of Grid Engine needs ssh only where its parallel environment starts no ranks."""
-    if question.allocation is None or question.allocation.scheduler != "sge" or agent != SSH:
+    if question.allocation is None or question.allocation.scheduler != "sge" or remote_shell != SSH:
         return ""
     return (
         " Or ask for a parallel environment that starts ranks itself: control_slaves TRUE in "

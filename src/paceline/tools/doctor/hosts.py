@@ -18,9 +18,11 @@ _AT_ONCE = 16
 _REACH = (sys.executable, "-m", "paceline.tools.doctor.reach")
 
 
-def check_answers(answers: Mapping[str, HostReply], agent: str, advice: str = "") -> list[Check]:
+def check_answers(
+    answers: Mapping[str, HostReply], remote_shell: str, advice: str = ""
+) -> list[Check]:
     """Whether the hosts let us in and ran the probe; advice is added to each remedy."""
-    name = f"start by {agent}"
+    name = f"start by {remote_shell}"
     failed = [
         Check(name, "fail", one.problem.what, f"{one.problem.remedy}{advice}", (host,))
         for host, one in answers.items()
@@ -47,7 +49,7 @@ def check_sameness(facts: Mapping[str, NodeInfo]) -> list[Check]:
     return found
 
 
-def check_ports(names: Sequence[str], agent: Sequence[str], here: NodeInfo) -> list[Check]:
+def check_ports(names: Sequence[str], remote_shell: Sequence[str], here: NodeInfo) -> list[Check]:
     """Whether this host and each other can connect at any port: ssh alone is not enough."""
     others = [name for name in names if not is_here(name)]
     if not others:
@@ -55,7 +57,7 @@ def check_ports(names: Sequence[str], agent: Sequence[str], here: NodeInfo) -> l
     addresses = outside(here.interfaces)
 
     def try_one(name: str) -> Check:
-        reach = try_both_ways(name, over(agent, name, _REACH), addresses)
+        reach = try_both_ways(name, over(remote_shell, name, _REACH), addresses)
         return judge_reach(name, here.host, reach)
 
     with ThreadPoolExecutor(min(len(others), _AT_ONCE)) as pool:

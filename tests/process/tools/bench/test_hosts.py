@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import ConfigError, LaunchError
-from paceline.launch.mpirun_command import Machine, Mpirun
+from paceline.launch.job import Machine, Mpirun
 from paceline.tools.bench import hosts as module
 from paceline.tools.bench.hosts import ADDRESSES, INTERFACE, NAMES, Hosts, check_means
 

@@ -7,7 +7,7 @@ import time
 from paceline.cluster.hosts import SSH, Host
 from paceline.cluster.schedulers.interface import Allocation
 from paceline.tools.doctor import reach, world
-from paceline.tools.doctor.diagnose import Question, find_agent
+from paceline.tools.doctor.diagnose import Question, choose_remote_shell
 from paceline.tools.doctor.reach import try_both_ways
 from paceline.tools.doctor.world import run_trial
 
@@ -25,7 +25,7 @@ def test_a_trial_that_takes_too_long_is_ended(monkeypatch):
 def test_hosts_of_grid_engine_are_reached_by_ssh_where_it_cannot_be_asked(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     granted = Allocation("sge", (Host("a", 1), Host("b", 1)))
-    assert find_agent(Question(allocation=granted)) == SSH
+    assert choose_remote_shell(Question(allocation=granted)) == SSH
 
 
 def test_both_ways_are_tried(tmp_path):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.launch.mpirun_command import Machine, Mpirun
+from paceline.launch.job import Machine, Mpirun
 from paceline.tools.bench.hosts import TOOLS, Hosts, check_means
 
 

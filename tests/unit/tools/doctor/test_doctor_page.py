@@ -13,7 +13,7 @@ from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor import diagnose as diagnosing
 from paceline.tools.doctor import trial, world
 from paceline.tools.doctor.check import Check
-from paceline.tools.doctor.diagnose import Question, find_agent, trial_options
+from paceline.tools.doctor.diagnose import Question, choose_remote_shell, trial_options
 from paceline.tools.doctor.page import Diagnosis, condense, render_json, render_page
 from paceline.tools.doctor.reach import connect, listening
 from paceline.tools.doctor.world import Trial, judge_trial, read_outcome
@@ -173,9 +173,9 @@ def test_ranks_are_started_on_every_host(question, ranks, options):
 
 def test_hosts_are_reached_by_what_the_scheduler_has_for_it():
     both = (Host("a", 1), Host("b", 1))
-    assert find_agent(Question(hosts=both)) == SSH
-    assert find_agent(Question()) == SSH
-    assert find_agent(Question(allocation=Allocation("slurm", both)))[0] == "srun"
+    assert choose_remote_shell(Question(hosts=both)) == SSH
+    assert choose_remote_shell(Question()) == SSH
+    assert choose_remote_shell(Question(allocation=Allocation("slurm", both)))[0] == "srun"
 
 
 def test_doctor_does_not_start_ranks_as_a_rank(monkeypatch):

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from paceline.cli import rank_options as ranks
-from paceline.launch.mpirun_command import Mpirun
+from paceline.cli.rank_options import add_rank_options, read_rank_options
+from paceline.launch import ranks
+from paceline.launch.job import Mpirun
 from paceline.launch.supervise import JobResult
 
 HEAD = (sys.executable, "-m", "paceline")
@@ -31,10 +32,10 @@ def started(monkeypatch):
         os.environ.pop(name, None)
 
 
-def parse(*words: str) -> argparse.Namespace:
+def parse(*words: str) -> ranks.RankRequest:
     parser = argparse.ArgumentParser()
-    ranks.add_rank_options(parser)
-    return parser.parse_args(words)
+    add_rank_options(parser)
+    return read_rank_options(parser.parse_args(words))
 
 
 def never() -> int:
@@ -43,9 +44,9 @@ def never() -> int:
 
 @pytest.mark.parametrize(("number", "kind"), [("1", "alone"), ("2", "ranks")])
 def test_a_restart_takes_the_command_for_it(started, number, kind):
-    args = parse("-n", number, "--restarts", "2")
+    request = parse("-n", number, "--restarts", "2")
     resumes = iter((["train", "--resume", "a"], ["train", "--resume", "b"]))
-    assert ranks.start_or_join(args, ["train"], never, again=lambda: next(resumes)) == 1
+    assert ranks.start_or_join(request, ["train"], never, again=lambda: next(resumes)) == 1
     assert started == [
         (kind, (*HEAD, "train"), 0),
         (kind, (*HEAD, "train", "--resume", "a"), 1),
@@ -89,7 +90,7 @@ def test_only_scripts_for_torch_are_told_where_to_meet(started, monkeypatch):
 
 @pytest.mark.parametrize("for_torch", [False, True])
 def test_gpus_are_left_to_scripts_for_torch(monkeypatch, for_torch):
-    """They choose theirs by LOCAL_RANK, so they must see all; `paceline.init` deals them."""
+    """They choose theirs by LOCAL_RANK, so they must see all; `paceline.init` assigns them."""
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1")
