@@ -26,8 +26,9 @@ import torch
 from paceline.cli import _make_parser
 from paceline.cli.train_settings import read_levels
 from paceline.comm import SoloWorld
+from paceline.config.optimizer import OptimizerConfig
 from paceline.config.reading import read_config
-from paceline.config.run import OptimizerConfig, RunConfig
+from paceline.config.run import RunConfig
 from paceline.data import open_data
 from paceline.errors import Interrupted
 from paceline.frameworks import load_file, make_replica

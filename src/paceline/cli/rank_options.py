@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 from functools import partial
+from typing import TYPE_CHECKING
 
 from paceline.cluster.cores import most_threads
-from paceline.launch.ranks import RankRequest
+
+if TYPE_CHECKING:
+    from paceline.launch.ranks import RankRequest
 
 MOST_RANKS = 1_000_000
 """Of a job on many hosts."""
@@ -54,6 +57,8 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
 
 def read_rank_options(args: argparse.Namespace) -> RankRequest:
     """What `add_rank_options` made of the command line."""
+    from paceline.launch.ranks import RankRequest  # not for --help: it takes long
+
     return RankRequest(
         ranks=args.ranks,
         threads=args.threads,

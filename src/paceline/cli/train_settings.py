@@ -1,4 +1,4 @@
-"""The settings that `paceline train` was given: by name, by flags, by a run file, by `--set`."""
+"""The settings that `paceline train` was given: arguments, flags, a run file and `--set`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.train import FLAGS
-from paceline.config.reading import combine, read_assignment, read_config, read_yaml
+from paceline.config.flags import read_flags
+from paceline.config.plain import is_placeholder
+from paceline.config.reading import combine, nest, read_assignment, read_config, read_yaml
 from paceline.config.run import RunConfig
 from paceline.config.theano_mpi import read_run_file
 from paceline.errors import ConfigError
@@ -20,61 +21,57 @@ def read_settings(args: argparse.Namespace) -> RunConfig:
 
 
 def read_levels(args: argparse.Namespace) -> tuple[list[dict[str, Any]], Sequence[str]]:
-    """The settings, level by level, and what there is to say about an old run file."""
-    _put_resume_right(args)
-    layers: list[dict[str, Any]] = []
-    told: Sequence[str] = ()
-    model, file = args.model, args.config
-    if model is not None and model.endswith((".yaml", ".yml")):
-        if file is not None:
-            raise ConfigError(f"two run files were named: {model} and --config {file}")
-        model, file = None, model
-    if args.resume not in (None, "auto"):
-        named_anew = model or file or any(word.startswith("model=") for word in args.set)
-        layers.append(_settings_of(Path(args.resume), bool(named_anew)))
-    named = {"model": model, "data.train": args.train, "data.validation": args.validation}
-    named |= {setting: vars(args)[setting] for _, setting, _ in FLAGS}
-    named |= {"threads": args.threads, "resume": args.resume}
-    given = [_nested(key, value) for key, value in named.items() if value is not None]
-    here = combine(*given, *map(read_assignment, args.set))
+    """The settings, level by level, and how an old run file was read."""
+    given = read_flags(args)
+    _move_misread_model(given)
+    file = _take_run_file(given, args.config)
+    levels: list[dict[str, Any]] = []
+    notes: Sequence[str] = ()
+    if given.get("resume", "auto") != "auto":
+        named = "model" in given or file or any(word.startswith("model=") for word in args.set)
+        levels.append(_settings_of(Path(given["resume"]), model_named=bool(named)))
+    nested = [nest(key, value) for key, value in given.items()]
+    here = combine(*nested, *map(read_assignment, args.set))
     if file is not None:
-        settings, told = read_run_file(Path(file), here)
-        layers.append(settings)
-    return [*layers, here], told
+        settings, notes = read_run_file(Path(file), here)
+        levels.append(settings)
+    return [*levels, here], notes
 
 
-def _put_resume_right(args: argparse.Namespace) -> None:
-    """`--resume mnist` means the model mnist: --resume may stand without a directory."""
-    given = args.resume
-    if given in (None, "auto") or Path(given).is_dir():
+_YAML = (".yaml", ".yml")
+_POSITIONAL = ("model", "data.train", "data.validation")
+
+
+def _move_misread_model(given: dict[str, Any]) -> None:
+    """`--resume mnist` means the model mnist, since --resume needs no directory."""
+    word = given.get("resume", "auto")
+    if word == "auto" or Path(word).is_dir():
         return
-    if given in MODELS or ":" in given or given.endswith((".yaml", ".yml")):
-        named = [word for word in (given, args.model, args.train) if word is not None]
-        if args.validation is not None:
-            raise ConfigError(f"--resume {given} is no directory; put MODEL TRAIN VAL before it")
-        args.model, args.train, args.validation = [*named, None, None][:3]
-        args.resume = "auto"
+    if word in MODELS or ":" in word or word.endswith(_YAML):
+        if "data.validation" in given:
+            raise ConfigError(f"--resume {word} is no directory; put MODEL TRAIN VAL before it")
+        words = [word, *(given.pop(key) for key in _POSITIONAL if key in given)]
+        given |= dict(zip(_POSITIONAL, words, strict=False)) | {"resume": "auto"}
 
 
-def _settings_of(run_dir: Path, named_anew: bool) -> dict[str, Any]:
+def _take_run_file(given: dict[str, Any], config: str | None) -> str | None:
+    """The run file, which may be named in the place of the model."""
+    if not given.get("model", "").endswith(_YAML):
+        return config
+    if config is not None:
+        raise ConfigError(f"two run files were named: {given['model']} and --config {config}")
+    return str(given.pop("model"))
+
+
+def _settings_of(run_dir: Path, model_named: bool) -> dict[str, Any]:
     """Those that a run had; what was given in Python has to be given again."""
     if not (run_dir / "config.yaml").exists():
         raise ConfigError(f"{run_dir} is not the directory of a run: it has no config.yaml")
     settings = read_yaml(run_dir / "config.yaml")
-    if not named_anew and _was_an_object(settings.get("model")):
+    if not model_named and is_placeholder(settings.get("model")):
         raise ConfigError(
             f"the model of {run_dir} was given in Python ({settings['model'][1:-1]}); name it: "
             f"paceline train file.py:function --resume {run_dir}; or start the script again with "
             "the setting resume, or paceline mpi-learn with --restore"
         )
-    return {key: value for key, value in settings.items() if not _was_an_object(value)}
-
-
-def _was_an_object(value: Any) -> bool:
-    return isinstance(value, str) and value.startswith("<") and value.endswith(">")
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return dict(value)
+    return {key: value for key, value in settings.items() if not is_placeholder(value)}

@@ -1,151 +1,149 @@
-"""The settings of a run: what there is, and what each may be. `settings.py` reads them."""
+"""The settings of a run, and what each may be. `reading` makes a RunConfig from what users write.
+
+Every field is described here and nowhere else: flags, their help and the tables in
+docs/settings.md come from its docstring and annotations (see `setting`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-import numpy as np
-from pydantic import ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from paceline.cluster.cores import most_threads
-from paceline.config.safe_yaml import show
+from paceline.config.data import DataConfig
+from paceline.config.messages import show
+from paceline.config.optimizer import OptimizerConfig
+from paceline.config.plain import as_plain, names_as_plain
 from paceline.config.schedules import Constant, Schedule
 from paceline.config.section import Section
+from paceline.config.setting import Flag, Group, Values
 from paceline.config.stopping import StopConfig
 from paceline.core.quantities import Period
 from paceline.core.user_code import describe_failure
-from paceline.data.cache.node_cache import read_bytes
-from paceline.data.files.keys import FORMS, read_keys
 from paceline.errors import ConfigError
-from paceline.rules import Rule, make_rule
+from paceline.models import MODELS
+from paceline.rules import RULES, Rule, make_rule
 
 MOST_BATCHES = 1_000_000
 """No run adds up more for a step, nor keeps more checkpoints."""
-MOST_SAMPLES = 100_000_000
-"""In a batch."""
-MOST_READY = 10_000
-"""Batches in memory at once."""
-MOST_LOADERS = 1024
 LONGEST_S = 1e9
 
-
-class DataConfig(Section):
-    """What is trained on."""
-
-    train: Any = None
-    """digits, mnist, a file, a list or folder of files, file.py:function; in Python also the data
-    itself."""
-    validation: Any = None
-    """The same; for digits and mnist their test images unless said otherwise."""
-    batch_size: int = Field(64, ge=1, le=MOST_SAMPLES)
-    """Samples per rank and step."""
-    validation_batch_size: int = Field(500, ge=1, le=MOST_SAMPLES)
-    """Samples per rank and validation step."""
-    shuffle: bool = True
-    prefetch: int | None = Field(None, ge=0, le=MOST_READY)
-    """Batches made ready in the background; by default 2 per loader, and 0 for arrays in memory."""
-    loaders: int = Field(1, ge=1, le=MOST_LOADERS)
-    """Threads per rank that make them ready."""
-    cache_dir: str | None = None
-    """A folder on every node, into which the files are copied once, to be read from there."""
-    cache_limit: int | str | None = None
-    """How much is copied at most, as "10GB"; by default half of what is free there."""
-    dir: str | None = None
-    """Where the full MNIST lies."""
-    keys: Any = None
-    """The names of inputs and targets in files: a pair, each a name, a list or a mapping."""
-    shuffle_buffer: int | None = Field(None, ge=1)
-    """Samples that are shuffled at a time, of files that are read in blocks; by default 64 MB."""
-
-    @field_validator("keys", mode="after")
-    @classmethod
-    def check_keys(cls, value: Any) -> Any:
-        try:
-            read_keys(value)
-        except ConfigError as error:
-            raise ValueError(FORMS) from error
-        return value
-
-    @field_validator("cache_limit", mode="after")
-    @classmethod
-    def read_limit(cls, value: int | str | None) -> int | str | None:
-        if value is not None:
-            read_bytes(value)
-        return value
-
-
-class OptimizerConfig(Section):
-    """The optimizer's name; every other key is a setting of its own (lr, momentum, ...)."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = "sgd"
-    lr: float | None = Field(None, gt=0)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def read_number(cls, value: Any) -> Any:
-        return as_number(value)
-
-    def settings(self) -> dict[str, Any]:
-        """Name and settings, with the defaults of plain SGD made useful."""
-        given = {key: as_number(value) for key, value in self.model_dump(exclude_none=True).items()}
-        return {"lr": 0.05, "momentum": 0.9, **given} if self.name.lower() == "sgd" else given
+_MODEL = Values("a name, file or function; in Python also a module or a Replica", tuple(MODELS))
+_LOSS = Values("a name; in Python also a function")
 
 
 class RunConfig(Section):
-    """Everything a run can be told."""
+    """Everything that can be set for a run."""
 
-    model: Any = "mnist"
-    """A name in `paceline.models`, file.py:function, package.module:function; in Python also a
-    module or a function."""
-    weights: str | None = None
-    """Torch: a state_dict in a .safetensors or .pt file, which the model begins with."""
-    compile: bool = False
-    """Torch: whether the model goes through torch.compile."""
-    precision: Literal["float32", "bfloat16"] = "float32"
-    """Torch: what the model computes in; its parameters stay float32."""
-    data: DataConfig = DataConfig()
-    rule: Rule = Field(default_factory=lambda: make_rule("bsp"))
-    optimizer: OptimizerConfig | Callable[..., Any] = OptimizerConfig()
+    model: Annotated[Any, Group("Model"), Flag("MODEL"), _MODEL] = "mnist"
+    """A YAML run file, `file.py:function`, `package.module:function`, or one of Paceline's models.
+
+    A function returns a `torch.nn.Module`, a Keras or a JAX model. Paceline's models are in
+    [models.md](models.md)."""
+    weights: Annotated[str | None, Flag("--weights", "FILE"), Values("path")] = None
+    """Torch: start from this state_dict (`.safetensors` or `.pt`).
+
+    Every name and shape must fit."""
+    compile: Annotated[bool, Flag("--compile")] = False
+    """Torch: run the model through `torch.compile`.
+
+    This needs a C++ compiler on every node, and makes the first steps slow."""
+    precision: Annotated[Literal["float32", "bfloat16"], Flag("--precision", "TYPE")] = "float32"
+    """Torch: precision of the layers; parameters, loss and optimizer stay float32.
+
+    `bfloat16` uses autocast."""
+    loss: Annotated[Any, Flag("--loss"), _LOSS] = "cross_entropy"
+    """Loss: `cross_entropy`, `nll`, `binary_crossentropy` (on logits), `mse`, `mae` or `huber`.
+
+    In Python also `loss(outputs, targets)`; for a Keras model of several outputs also one for each
+    of them."""
+
+    data: Annotated[DataConfig, Group("Training data")] = DataConfig()
+
+    optimizer: Annotated[
+        OptimizerConfig | Callable[..., Any], Group("Optimizer and learning rate")
+    ] = OptimizerConfig()
     schedule: Annotated[Schedule, Field(discriminator="name")] = Constant()
-    loss: Any = "cross_entropy"
-    """A name or a function; for a Keras model of several outputs also one for each of them."""
-    epochs: int = Field(5, ge=1, le=10**9)
-    seed: int = Field(1, ge=0, lt=2**62)
-    accumulate: int = Field(1, ge=1, le=MOST_BATCHES)
-    """Batches per rank whose gradients are added up before one step."""
-    clip_norm: float | None = Field(None, gt=0)
-    """Largest norm of the averaged gradient."""
+    accumulate: Annotated[int, Flag("--accumulate")] = Field(1, ge=1, le=MOST_BATCHES)
+    """Batches per rank whose gradients are added up before one step.
+
+    The batch of a step is that much larger, and computed in parts."""
+    clip_norm: Annotated[float | None, Flag("--clip-norm")] = Field(None, gt=0)
+    """Largest norm of the averaged gradient (default: not clipped)."""
+
+    rule: Annotated[
+        Rule,
+        Group("Rule"),
+        Flag("--rule"),
+        Values(names=tuple(RULES)),
+    ] = Field(default_factory=lambda: make_rule("bsp"))
+    """How the ranks keep pace.
+
+    Further keys of the section are settings of the rule: see [rules.md](rules.md)."""
     share: bool = True
-    """One copy of parameters and optimizer state for the ranks of a node, where the rule is bsp."""
-    validate_every: int = Field(1, ge=1)
-    """Epochs between validations."""
+    """With `bsp`, ranks of a node share one copy of parameters and optimizer state."""
+
+    epochs: Annotated[int, Group("Length of the run"), Flag("--epochs")] = Field(5, ge=1, le=10**9)
+    """Passes over the training data."""
+    validate_every: Annotated[int, Flag("--validate-every")] = Field(1, ge=1)
+    """Epochs between validations.
+
+    The last epoch is always validated."""
     stop: StopConfig = StopConfig()
-    checkpoint_every: int | str | None = None
-    """epoch, a number of steps, or a time as "10m"; by default only who is told to end saves."""
-    keep_checkpoints: int = Field(2, ge=1, le=MOST_BATCHES)
-    """How many of them are kept, the newest."""
-    resume: str | None = None
-    """auto: go on from the newest checkpoint, if there is one; or the directory of a run."""
-    max_time: str | None = None
-    """Save and end after that time, as "90m"; the exit code is 75."""
-    max_rejected: int = Field(10, ge=0)
-    """Batches that a rank may reject, for a loss or gradients that are not finite."""
-    check_replicas: int | None = Field(None, ge=1)
-    """Steps between two comparisons of the replicas, where the rule keeps them equal."""
+    max_time: Annotated[str | None, Flag("--max-time", "TIME"), Values("a time such as `90m`")] = (
+        None
+    )
+    """Save and exit with code 75 after this time, for example `90m`."""
+
+    checkpoint_every: Annotated[
+        int | str | None,
+        Group("Checkpoints"),
+        Flag("--checkpoint-every", "PERIOD"),
+        Values("`epoch`, a number of steps, or a time such as `30s`, `10m`, `2h`"),
+    ] = None
+    """Save a checkpoint every epoch, every N steps, or every so often, as `10m` (default: only when
+    the run is asked to stop).
+
+    See [reliability.md](reliability.md)."""
+    keep_checkpoints: Annotated[int, Flag("--keep-checkpoints", "K")] = Field(
+        2, ge=1, le=MOST_BATCHES
+    )
+    """Keep the K newest checkpoints."""
+    resume: Annotated[
+        str | None, Flag("--resume", "DIR", const="auto"), Values("`auto`, or the path of a run")
+    ] = None
+    """Resume the run in DIR, with its settings unless you give others; without DIR, or with
+    `auto`, from the newest checkpoint in `--run-dir`, else of the newest such run in `runs/`, if
+    there is one."""
+
+    max_rejected: Annotated[int, Group("Checks"), Flag("--max-rejected")] = Field(10, ge=0)
+    """Batches that a rank may reject because loss or gradients are not finite."""
+    check_replicas: Annotated[int | None, Flag("--check-replicas")] = Field(None, ge=1)
+    """Compare the replicas every N steps, where the rule keeps them equal (default: never)."""
     stall_warning_s: float = Field(30.0, gt=0, le=LONGEST_S)
-    """Say who is waited for when nothing has moved for so long."""
+    """Report which rank the others wait for after this many seconds without progress."""
     stall_timeout_s: float = Field(600.0, gt=0, le=LONGEST_S)
-    """And end the run after that."""
-    run_dir: str | None = None
-    threads: int | None = Field(None, ge=1, le=most_threads())
-    """Threads per rank; by default the cores of the node divided by its ranks."""
-    progress: Literal["auto", "bar", "plain", "off"] = "auto"
+    """End the run after this many seconds without progress."""
+
+    seed: Annotated[int, Group("The run itself"), Flag("--seed")] = Field(1, ge=0, lt=2**62)
+    """Seed of model, data order and dropout."""
+    threads: Annotated[int | None, Flag("--threads", "T", of_launcher=True)] = Field(
+        None, ge=1, le=most_threads()
+    )
+    """Threads per rank (default: `$OMP_NUM_THREADS`, else what the job was granted, else
+    cores of the node / its ranks)."""
+    run_dir: Annotated[str | None, Flag("--run-dir", "DIR"), Values("path")] = None
+    """Where to write config, history, events, checkpoints and model (default: a new folder in
+    `runs/`)."""
+    progress: Annotated[Literal["auto", "bar", "plain", "off"], Flag("--progress", "HOW")] = "auto"
+    """How to show progress.
+
+    `auto` is a bar on a terminal, else plain lines."""
     events_every: int = Field(1, ge=0)
-    """Steps between two step events in the event log; 0 for none."""
+    """Steps between step events in the event log; 0 for none."""
 
     @field_validator("progress", mode="before")
     @classmethod
@@ -162,7 +160,7 @@ class RunConfig(Section):
     @field_validator("optimizer", mode="before")
     @classmethod
     def read_optimizer(cls, value: Any) -> Any:
-        return _hand_out(value) if hasattr(value, "stateless_apply") else value
+        return _as_function(value) if hasattr(value, "stateless_apply") else value
 
     @field_validator("checkpoint_every", "max_time", mode="after")
     @classmethod
@@ -182,28 +180,28 @@ class RunConfig(Section):
             raise ValueError(f"rule is {show(value)}: {describe_failure(error)}") from error
 
     def describe(self) -> dict[str, Any]:
-        """The settings as plain values, for config.yaml; without its own place, so that the file
-        can be run again."""
+        """The settings as plain values, for config.yaml; without run_dir and resume, so that the
+        file can be run again."""
         apart = {"rule", "model", "data", "optimizer", "loss", "run_dir", "resume"}
         plain = self.model_dump(exclude=apart)
-        data = {key: _plain(getattr(self.data, key)) for key in DataConfig.model_fields}
-        data["keys"] = _plain_names(self.data.keys)
+        data = {key: as_plain(getattr(self.data, key)) for key in DataConfig.model_fields}
+        data["keys"] = names_as_plain(self.data.keys)
         optimizer = self.optimizer
         named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
         settings = {field.name: getattr(self.rule, field.name) for field in fields(self.rule)}
         rule = {"name": self.rule.name, **settings}
-        top = {"model": _plain(self.model), "data": data, "rule": rule}
-        return top | {"optimizer": _plain(named), "loss": _plain(self.loss)} | plain
+        top = {"model": as_plain(self.model), "data": data, "rule": rule}
+        return top | {"optimizer": as_plain(named), "loss": as_plain(self.loss)} | plain
 
 
-def _hand_out(optimizer: Any) -> Callable[..., Any]:
-    """A Keras optimizer as a function of the variables, as other frameworks want theirs."""
+def _as_function(optimizer: Any) -> Callable[..., Any]:
+    """A Keras optimizer as a function of the variables, which other frameworks' optimizers are."""
 
-    def hand_out(variables: Any) -> Any:
+    def return_optimizer(variables: Any) -> Any:
         return optimizer
 
-    hand_out.__qualname__ = type(optimizer).__qualname__
-    return hand_out
+    return_optimizer.__qualname__ = type(optimizer).__qualname__
+    return return_optimizer
 
 
 def _check_period(value: int | str, only_time: bool) -> None:
@@ -215,37 +213,3 @@ def _check_period(value: int | str, only_time: bool) -> None:
         raise ValueError('a time as "90m"')
     if period is None:
         raise ValueError('epoch, a number of steps, or a time as "10m"')
-
-
-def as_number(value: Any) -> Any:
-    """YAML 1.1 reads 1e-3 as text; a number was meant."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """What YAML can hold: plain values as they are, data and functions by their kind."""
-    if isinstance(value, np.generic):
-        value = value.item()
-    if value is None or isinstance(value, str | int | float | bool):
-        return value
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list) and len(value) <= 16 and not _holds_data(value):
-        return [_plain(item) for item in value]
-    return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
-
-
-def _plain_names(keys: Any) -> Any:
-    """Names, and lists and mappings of names, as they were given."""
-    if isinstance(keys, Mapping):
-        return {name: _plain_names(item) for name, item in keys.items()}
-    return [_plain_names(item) for item in keys] if isinstance(keys, tuple | list) else keys
-
-
-def _holds_data(value: Any) -> bool:
-    return any(hasattr(item, "__len__") and not isinstance(item, str) for item in value)

@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from paceline.config.messages import show
 from paceline.core.user_code import describe_failure
 
 MOST_BYTES = 262_144
@@ -13,7 +14,6 @@ MOST_BYTES = 262_144
 _MOST_VALUES = 10_000
 _MOST_MERGES = 16
 _DEEPEST = 32
-_LONGEST_SHOWN = 200
 _MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -32,15 +32,6 @@ def load_yaml(text: str) -> Any:
         raise yaml.YAMLError(f"a value is not what it is written as: {cause}") from error
     _check_values(content)
     return content
-
-
-def show(value: Any) -> str:
-    """A value in a message: on one line, and not too long."""
-    try:
-        text = " ".join(repr(value).split())
-    except Exception:  # Python writes no number of more than 4300 digits
-        return f"<{type(value).__name__}>"
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 class _Loader(yaml.SafeLoader):

@@ -1,22 +1,28 @@
-"""Learning-rate schedules: pure functions from progress in epochs to a factor."""
+"""The section `schedule:`, pure functions from progress in epochs to a factor of the rate."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.config.section import Strict
+from paceline.config.setting import Flag
 
 
 class Constant(Strict):
-    """The rate as given, after `warmup` epochs in which it rises to it in a straight line."""
+    """The rate as it is, after a linear rise from 0 over `warmup` epochs."""
 
-    name: Literal["constant"] = "constant"
-    warmup: float = Field(0.0, ge=0)
+    name: Annotated[Literal["constant"], Flag("--schedule")] = "constant"
+    """Learning rate over time.
 
-    # Not "*": pydantic allows no such validator on the name, which tells the schedules apart.
+    `step` multiplies it by `gamma` now and then; `cosine` follows half a cosine down to `floor` at
+    the last epoch."""
+    warmup: Annotated[float, Flag("--warmup", "EPOCHS")] = Field(0.0, ge=0)
+    """Epochs over which the learning rate rises linearly from 0."""
+
+    # Not "*": pydantic allows no such validator on the name, which discriminates the schedules.
     @field_validator("warmup", "every", "at", "gamma", "floor", mode="before", check_fields=False)
     @classmethod
     def check_truth(cls, value: Any, info: ValidationInfo) -> Any:
@@ -41,8 +47,9 @@ class Constant(Strict):
 
 
 class Step(Constant):
-    """Multiply by `gamma` every `every` epochs, or after each of the epochs in `at`; both
-    count from the end of the warm-up.
+    """Multiply by `gamma` every `every` epochs, or after each of the epochs in `at`.
+
+    Both count from the end of the warm-up.
 
     >>> Step(every=3, gamma=0.5).factor(6.0, 10)
     0.25
@@ -52,8 +59,11 @@ class Step(Constant):
 
     name: Literal["step"] = "step"  # type: ignore[assignment]
     every: float = Field(10.0, gt=0)
+    """With `step`: epochs between two changes, counted from the end of the warm-up."""
     at: tuple[float, ...] | None = None
+    """With `step`, instead of `every`: the epochs after which the rate changes."""
     gamma: float = Field(0.1, gt=0, le=1)
+    """With `step`: the factor of each change."""
 
     @model_validator(mode="after")
     def _check_one(self) -> Step:
@@ -76,6 +86,7 @@ class Cosine(Constant):
 
     name: Literal["cosine"] = "cosine"  # type: ignore[assignment]
     floor: float = Field(0.0, ge=0, le=1)
+    """With `cosine`: the factor at the last epoch."""
 
     def _shape(self, done: float, total: float) -> float:
         wave = 0.5 * (1 + math.cos(math.pi * min(1.0, done / total)))

@@ -1,4 +1,4 @@
-"""What all sections of the settings have in common."""
+"""The base classes of all sections of the settings."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 
 class Strict(BaseModel):
-    """Unknown keys are refused."""
+    """Refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     @classmethod
     def refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
-        """Python takes true for 1 wherever a number is expected."""
+        """Refuse true and false as numbers: to Python they are 1 and 0."""
         kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
         if bool in kinds or not kinds & {int, float}:
             return value
@@ -27,7 +27,7 @@ class Strict(BaseModel):
 
 
 class Section(Strict):
-    """And true is not the number 1, in any of its fields."""
+    """Refuses unknown keys, and true and false as numbers in any field."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -36,7 +36,7 @@ class Section(Strict):
 
 
 def _kinds(annotation: Any) -> Iterator[Any]:
-    """Every type that an annotation names."""
+    """Every type that an annotation names, also within others."""
     yield annotation
     for inner in get_args(annotation):
         yield from _kinds(inner)

@@ -1,12 +1,14 @@
-"""Reasons to stop before the last epoch, as settings."""
+"""The section `stop:`, reasons to stop before the last epoch."""
 
 from __future__ import annotations
 
 import re
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
 from paceline.config.section import Section
+from paceline.config.setting import Flag, Values
 
 METRICS = ("train_loss", "val_loss", "val_accuracy")
 """Those that every run may have."""
@@ -15,10 +17,15 @@ METRICS = ("train_loss", "val_loss", "val_accuracy")
 class StopConfig(Section):
     """Reasons to stop early."""
 
-    patience: int | None = Field(None, ge=1)
-    """Validations in a row without a lower val_loss."""
-    target: str | None = None
-    """For example val_accuracy>=0.97."""
+    patience: Annotated[int | None, Flag("--patience")] = Field(None, ge=1)
+    """Stop after this many validations in a row without a lower `val_loss` (default: never)."""
+    target: Annotated[
+        str | None, Flag("--target"), Values("a metric, `>=`, `<=`, `>` or `<`, and a number")
+    ] = None
+    """Stop when this is reached, for example `val_accuracy>=0.97`.
+
+    Metrics are `train_loss`, `val_loss`, `val_accuracy`, and `val_NAME` for a metric of a compiled
+    Keras model."""
 
     @field_validator("target")
     @classmethod
@@ -33,7 +40,7 @@ class StopConfig(Section):
 
 
 def parse_target(text: str) -> tuple[str, str, float]:
-    """Metric, comparison and bar.
+    """Metric, comparison and number.
 
     >>> parse_target("val_accuracy>=0.97")
     ('val_accuracy', '>=', 0.97)
@@ -45,6 +52,6 @@ def parse_target(text: str) -> tuple[str, str, float]:
     except ValueError:
         pass
     raise ValueError(
-        f"stop.target is {text!r}, expected METRIC>=NUMBER or METRIC<=NUMBER "
-        f"with a metric of: {', '.join(METRICS)}, or val_ with a metric of a Keras model"
+        f"stop.target is {text!r}, expected METRIC>=NUMBER or METRIC<=NUMBER with one of these "
+        f"metrics: {', '.join(METRICS)}, or val_ and the name of a Keras model's metric"
     )

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paceline.config.reading import combine, read_yaml
+from paceline.config.messages import show
+from paceline.config.reading import combine, nest, read_yaml
 from paceline.config.run import RunConfig
-from paceline.config.safe_yaml import show
 from paceline.config.theano_mpi_keys import KEYS, MODES, Known, Told
 from paceline.core.suggestions import nearest
 from paceline.errors import ConfigError
@@ -69,7 +69,7 @@ def translate(content: Mapping[str, Any], given: Mapping[str, Any] | None = None
     for section, usual in (("rule", known.rule.lower()), ("optimizer", "sgd")):
         if any(name.startswith(f"{section}.") for name in found):
             found = {f"{section}.name": usual} | found
-    settings = combine(*(_nested(name, value) for name, value in found.items()), new)
+    settings = combine(*(nest(name, value) for name, value in found.items()), new)
     used = sorted(told, key=lambda key: not told[key].settings)  # what counts first
     lines = [_tell(key, old[key], told[key], {*_dotted(outside)}) for key in used]
     return Translation(settings, tuple(lines))
@@ -131,9 +131,3 @@ def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _dotted(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _nested(name: str, value: Any) -> dict[str, Any]:
-    for part in reversed(name.split(".")):
-        value = {part: value}
-    return dict(value)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from paceline.config.safe_yaml import show
+from paceline.config.messages import show
 from paceline.errors import ConfigError
 
 Settings = Mapping[str, Any]

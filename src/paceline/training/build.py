@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.comm import World
-from paceline.config.run import OptimizerConfig, RunConfig
+from paceline.config.optimizer import OptimizerConfig
+from paceline.config.run import RunConfig
 from paceline.core.regular_files import is_regular
 from paceline.core.user_code import load_function
 from paceline.errors import ConfigError

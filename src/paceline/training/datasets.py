@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
-from paceline.config.run import DataConfig, RunConfig
+from paceline.config.data import DataConfig
+from paceline.config.run import RunConfig
 from paceline.core.user_code import describe_failure
 from paceline.data import Stream, as_source, open_data
 from paceline.data.builtin import mnist

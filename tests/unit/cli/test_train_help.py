@@ -1,13 +1,15 @@
-"""The help of `paceline train` and the page docs/settings.md tell the same."""
+"""The help of `paceline train` has every flag, and the page docs/settings.md has them too."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from paceline.config.flags import SETTINGS
+
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 OF_THE_START = {"--ranks", "--hosts", "--hostfile", "--launcher", "--restarts"}
-"""Not settings of the run, so not in the page's table."""
+"""Not settings of the run, so not in the page's tables."""
 OF_THE_COMMAND = {"--help", "--config", "--set", "--summary"}
 
 
@@ -21,7 +23,7 @@ def options(command):
 
 
 def documented():
-    """Flag and default of each line of the page's table that has a flag."""
+    """Flag and default of each line of the page's tables that has a flag."""
     lines = re.findall(r"^\| `([^`]+)` \| `(--[\w-]+).*?` \| (.*?) \|", PAGE.read_text(), re.M)
     return {flag: default for _, flag, default in lines}
 
@@ -31,7 +33,7 @@ def test_every_option_is_in_the_help_and_on_the_page(options):
 
 
 def test_the_help_says_the_defaults_of_the_page(options):
-    told = {flag: re.search(r"\(default ([\w.]+)", text) for flag, text in options.items()}
+    told = {flag: re.search(r"default:? ([\w.]+)", text) for flag, text in options.items()}
     plain = {
         flag: re.match(r"`?([\w.]+)`?( for sgd.*)?$", text) for flag, text in documented().items()
     }
@@ -41,8 +43,23 @@ def test_the_help_says_the_defaults_of_the_page(options):
         assert in_help == on_page, flag
 
 
+def test_the_help_is_in_groups_that_follow_the_settings(command):
+    titles = re.findall(r"^(\S.*):$", command("train", "--help").stdout, re.MULTILINE)
+    groups = dict.fromkeys(s.group.lower() for s in SETTINGS if s.flag is not None)
+    assert titles == ["positional arguments", "options", *groups]
+
+
+def test_choices_are_in_the_help_and_checked_with_all_other_settings(command, options):
+    assert "(auto, bar, plain, off; default auto)" in options["--progress"]
+    assert "bsp, average, diloco" in options["--rule"]
+    done = command("train", "mnist", "--progress", "loud", "--precision", "8", "-n", "1")
+    assert done.returncode == 2
+    assert "progress is 'loud'" in done.stderr
+    assert "precision is '8'" in done.stderr
+
+
 def test_the_help_has_a_word_on_each_argument_and_the_exit_codes(command):
     text = " ".join(command("train", "--help").stdout.split())
     for word in ("MODEL", "TRAIN", "VAL"):
         assert re.search(rf" {word} \w", text), word
-    assert "Exit code: 0 done, 2 wrong settings, 75 told to end" in text
+    assert "Exit code: 0 done, 2 wrong settings, 75 asked to stop" in text

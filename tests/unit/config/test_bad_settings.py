@@ -8,9 +8,10 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from paceline.config.data import DataConfig
+from paceline.config.messages import show
 from paceline.config.reading import combine, read_assignment, read_config, read_yaml
-from paceline.config.run import DataConfig, RunConfig
-from paceline.config.safe_yaml import show
+from paceline.config.run import RunConfig
 from paceline.errors import ConfigError
 
 fuzzed = settings(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paceline.checkpoint.tree import Tree
-from paceline.config.safe_yaml import show
+from paceline.config.messages import show
 from paceline.observe import TimeSplit
 
 

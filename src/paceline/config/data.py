@@ -1,0 +1,89 @@
+"""The section `data:`, what a run trains and validates on."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator
+
+from paceline.config.section import Section
+from paceline.config.setting import Flag, Values
+from paceline.errors import ConfigError
+
+MOST_SAMPLES = 100_000_000
+"""In a batch."""
+MOST_READY = 10_000
+"""Batches in memory at once."""
+MOST_LOADERS = 1024
+
+_DATA = Values("a data set by name, file or function; in Python also the data itself")
+
+
+class DataConfig(Section):
+    """What is trained on."""
+
+    train: Annotated[Any, Flag("TRAIN"), _DATA] = None
+    """Training data: `digits`, `mnist`, a file (`.h5`, `.npz`, `.npy`, `.parquet`, `.csv`,
+    `.tar`), a list of files, a folder of images or `file.py:function` (default: for the model
+    mnist, `mnist` if its folder is given, else `digits`).
+
+    See [Data](#data) below."""
+    validation: Annotated[Any, Flag("VAL"), _DATA] = None
+    """Validation data, of the same kinds as TRAIN (default: none; for `digits` and `mnist`, their
+    test images)."""
+    batch_size: Annotated[int, Flag("--batch-size")] = Field(64, ge=1, le=MOST_SAMPLES)
+    """Samples per rank and step.
+
+    The run prints how many that makes for all ranks together."""
+    validation_batch_size: int = Field(500, ge=1, le=MOST_SAMPLES)
+    """Samples per rank and validation step."""
+    shuffle: bool = True
+    """Draw a new order for every epoch, from `seed`, the same on all ranks.
+
+    A stream keeps its own order."""
+    prefetch: int | None = Field(None, ge=0, le=MOST_READY)
+    """Batches to prepare in the background (default: 2 per loader; 0 for arrays in memory)."""
+    loaders: int = Field(1, ge=1, le=MOST_LOADERS)
+    """Threads per rank that prepare batches.
+
+    See [data.md](data.md#loading-ahead)."""
+    cache_dir: Annotated[str | None, Flag("--cache-dir", "DIR"), Values("path")] = None
+    """Copy the data files once to this folder on every node, for example `/dev/shm/me`, and
+    read them there.
+
+    See [data.md](data.md#a-copy-on-every-node)."""
+    cache_limit: Annotated[int | str | None, Values("bytes, or a size such as `10GB`")] = None
+    """Copy at most this much to `cache_dir` (default: half of the free space there)."""
+    dir: Annotated[str | None, Flag("--data-dir", "DIR"), Values("path")] = None
+    """Folder with the full MNIST data set (default: `$PACELINE_DATA`, then the user's cache)."""
+    keys: Annotated[Any, Values("a pair; each a name, a list or a mapping of names")] = None
+    """Names of inputs and targets in files (default: the usual names).
+
+    See [data.md](data.md#which-arrays-datakeys)."""
+    shuffle_buffer: int | None = Field(None, ge=1)
+    """Samples to shuffle at a time, in files that are read in blocks (default: as many as fit in
+    64 MB).
+
+    See [data.md](data.md#shuffling-what-does-not-fit-in-memory)."""
+
+    # The validators import paceline.data when a file gives these keys: `paceline train --help`
+    # would wait for it.
+    @field_validator("keys", mode="after")
+    @classmethod
+    def check_keys(cls, value: Any) -> Any:
+        from paceline.data.files.keys import FORMS, read_keys
+
+        try:
+            read_keys(value)
+        except ConfigError as error:
+            raise ValueError(FORMS) from error
+        return value
+
+    @field_validator("cache_limit", mode="after")
+    @classmethod
+    def read_limit(cls, value: int | str | None) -> int | str | None:
+        from paceline.data.cache.node_cache import read_bytes
+
+        if value is not None:
+            read_bytes(value)
+        return value
