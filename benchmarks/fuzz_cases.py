@@ -31,8 +31,8 @@ from paceline.config.reading import read_config
 from paceline.config.run import RunConfig
 from paceline.data import open_data
 from paceline.errors import Interrupted
-from paceline.frameworks import load_file, make_replica
 from paceline.frameworks.model_files import read_model
+from paceline.frameworks.registry import load_file, make_replica
 from paceline.frameworks.torch.model_files import load_weights
 from paceline.rules import RULES
 from paceline.training.callbacks import Callback

@@ -8,7 +8,8 @@ from pathlib import Path
 import keras
 from mpi4py import MPI
 
-from paceline.data.builtin.mnist_files import read_digits, write_files
+from paceline.data import digits
+from paceline.data.builtin.mnist_files import write_files
 from paceline.mpi_learn import Algo, H5Data, ModelBuilder, MPIManager
 
 
@@ -28,7 +29,7 @@ class Perceptron(ModelBuilder):
 comm = MPI.COMM_WORLD.Dup()
 folder = Path("digits")
 if comm.Get_rank() == 0 and not folder.exists():
-    write_files(folder, read_digits, format="hdf5", files=6, force=False)
+    write_files(folder, digits.read_part, format="hdf5", files=6, force=False)
 comm.barrier()
 
 data = H5Data(batch_size=50, features_name="features", labels_name="labels")

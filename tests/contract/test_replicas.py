@@ -8,8 +8,9 @@ import torch
 
 from paceline.core.vectors import aligned_zeros
 from paceline.data import Batch
-from paceline.frameworks import Replica, make_replica
+from paceline.frameworks import Replica
 from paceline.frameworks.numpy import NumpyReplica
+from paceline.frameworks.registry import make_replica
 
 
 def softmax_regression(arrays, batch):

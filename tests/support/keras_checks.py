@@ -13,15 +13,14 @@ import pytest
 
 from paceline.data import Batch
 from paceline.errors import ConfigError, DataError, ReplicaError
-from paceline.frameworks import (
+from paceline.frameworks.keras.backend import without_tensorflow
+from paceline.frameworks.keras.saving import describe_architecture
+from paceline.frameworks.random_state import (
     accept_generator_states,
     generator_states,
-    load_file,
-    make_replica,
     seed_generators,
 )
-from paceline.frameworks.keras.backend import without_tensorflow
-from paceline.frameworks.keras.keras_export import describe_architecture
+from paceline.frameworks.registry import load_file, make_replica
 
 layers = keras.layers
 ADAM = {"name": "adam", "lr": 0.01}

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from paceline.data.builtin.mnist_files import FORMATS, list_of, read_digits, read_mnist, write_files
+from paceline.data.builtin import digits
+from paceline.data.builtin.mnist_files import FORMATS, list_of, read_mnist, write_files
 from paceline.errors import ConfigError
 
 
@@ -54,7 +55,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace, given: list[str]) -> int:
     if args.origin == "digits" and args.data_dir is not None:
         raise ConfigError("--data-dir is read for the full MNIST only, and --from says digits")
-    read_part = read_digits if args.origin == "digits" else read_mnist(args.data_dir)
+    read_part = digits.read_part if args.origin == "digits" else read_mnist(args.data_dir)
     named = write_files(
         args.folder, read_part, format=args.format, files=args.files, force=args.force
     )

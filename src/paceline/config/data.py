@@ -82,7 +82,7 @@ class DataConfig(Section):
     @field_validator("cache_limit", mode="after")
     @classmethod
     def read_limit(cls, value: int | str | None) -> int | str | None:
-        from paceline.data.cache.node_cache import read_bytes
+        from paceline.core.quantities import read_bytes
 
         if value is not None:
             read_bytes(value)

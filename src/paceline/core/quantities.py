@@ -86,3 +86,31 @@ class Period:
         if self.steps is not None:
             return steps >= self.steps
         return self.seconds is not None and seconds >= self.seconds
+
+
+_UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
+
+
+def read_bytes(text: str | int) -> int:
+    """Bytes, of a number of them or of text with a unit; K, M, G and T are powers of 1024.
+
+    >>> read_bytes("10GB"), read_bytes("1.5 M"), read_bytes(4096)
+    (10737418240, 1572864, 4096)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", str(text), re.ASCII)
+    found = round(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if found < 1:
+        raise ValueError('a size as "10GB", or a number of bytes')
+    return found
+
+
+def show_bytes(count: int) -> str:
+    """A size for people.
+
+    >>> show_bytes(10737418240), show_bytes(812)
+    ('10.0 GB', '812 bytes')
+    """
+    for unit in ("T", "G", "M", "K"):
+        if count >= _UNITS[unit]:
+            return f"{count / _UNITS[unit]:.1f} {unit}B"
+    return f"{count} bytes"

@@ -11,13 +11,12 @@ from paceline.data.convert import as_source
 from paceline.data.files.keys import Keys, read_keys
 from paceline.data.files.multi_file import MultiFileSource
 from paceline.data.files.paths import SUFFIXES as LIST_SUFFIXES
-from paceline.data.files.paths import expand_pattern, is_pattern, one_kind, read_list
+from paceline.data.files.paths import expand_pattern, find_file, is_pattern, one_kind, read_list
 from paceline.data.files.reader import Contents, OpenFile
-from paceline.data.formats.arrays import NpyFiles, NpzFile
 from paceline.data.formats.csv_file import CsvFile
 from paceline.data.formats.hdf5 import Hdf5File
 from paceline.data.formats.image_folder import ImageFolder, split_options
-from paceline.data.formats.numpy_files import find_file, map_npy, read_npz
+from paceline.data.formats.numpy_files import NpyFiles, NpzFile, map_npy, read_npz
 from paceline.data.formats.tables import ParquetFile
 from paceline.data.formats.webdataset import TarFile
 from paceline.data.sources import ArraySource, DatasetSource, Source

@@ -177,7 +177,7 @@ def _read_keras(path: Path) -> PlainModel:
         raise ConfigError(
             f"{error}. To export it: as .keras, or from a checkpoint (--checkpoint)"
         ) from error
-    from paceline.frameworks.keras.keras_export import describe_architecture, named_arrays
+    from paceline.frameworks.keras.saving import describe_architecture, named_arrays
 
     arrays = {name: PlainArray.of(values) for name, values in named_arrays(model).items()}
     return PlainModel(arrays, {}, "keras", describe_architecture(model))
@@ -197,7 +197,7 @@ def _write_keras(model: PlainModel, file: BinaryIO) -> None:
     from paceline.frameworks.keras.model_files import import_keras
 
     import_keras()  # quietly, with a backend that is there
-    from paceline.frameworks.keras.keras_export import write_model
+    from paceline.frameworks.keras.saving import write_model
 
     write_model(model.architecture, model.arrays, file)
 
@@ -231,7 +231,7 @@ def _write_npz(model: PlainModel, file: BinaryIO) -> None:
 
 def _write_pt(model: PlainModel, file: BinaryIO) -> None:
     try:
-        from paceline.frameworks.torch.torch_export import write_state_dict
+        from paceline.frameworks.torch.model_files import write_state_dict
     except ModuleNotFoundError as error:
         raise ConfigError(
             f".pt is a format of torch, which is not installed here ({error}); export .safetensors "

@@ -26,8 +26,8 @@ from paceline.core.vectors import Vector, checksum
 from paceline.data import Stream, as_source, plan_steps
 from paceline.data.sampling.shards import epoch_order
 from paceline.errors import ConfigError, DataError, TrainingError
-from paceline.frameworks import limit_threads
 from paceline.frameworks.keras.backend import prepare_backend
+from paceline.frameworks.threads import limit_threads
 from paceline.keras.fit import FitSession
 from paceline.rules import EASGD, Downpour, Rule, make_rule
 from paceline.runtime.resources import fair_threads

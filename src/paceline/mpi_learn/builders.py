@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import ConfigError, ReplicaError
-from paceline.frameworks import is_model, load_file
+from paceline.frameworks.registry import is_model, load_file
 from paceline.mpi_learn.own_model import METHODS, trains_itself
 from paceline.training.build import call_seeded
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.config.run import RunConfig
-from paceline.frameworks import is_model
+from paceline.frameworks.registry import is_model
 from paceline.mpi_learn.algo import Algo
 from paceline.mpi_learn.builders import ModelBuilder, build
 from paceline.mpi_learn.data import Data

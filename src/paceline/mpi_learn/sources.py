@@ -17,8 +17,7 @@ from paceline.comm.rank0 import on_rank0
 from paceline.core.nests import leaves, map_leaves
 from paceline.core.user_code import describe_failure
 from paceline.data import open_data
-from paceline.data.files.blocks import WINDOW_BYTES, BlockSource
-from paceline.data.files.blocks_data_blocks import BlockCache
+from paceline.data.files.blocks import WINDOW_BYTES, BlockCache, BlockSource
 from paceline.data.files.keys import Keys
 from paceline.data.files.reader import Column
 from paceline.errors import ConfigError, DataError, PacelineError

@@ -12,18 +12,10 @@ from paceline.config.run import RunConfig
 from paceline.core.regular_files import is_regular
 from paceline.core.user_code import load_function
 from paceline.errors import ConfigError
-from paceline.frameworks import (
-    FILES,
-    Replica,
-    is_model,
-    limit_threads,
-    load_file,
-    loaded_frameworks,
-    make_replica,
-    prepare_backends,
-    seed_generators,
-    set_threads,
-)
+from paceline.frameworks import Replica
+from paceline.frameworks.random_state import seed_generators
+from paceline.frameworks.registry import FILES, is_model, load_file, loaded_frameworks, make_replica
+from paceline.frameworks.threads import limit_threads, prepare_backends, set_threads
 from paceline.models import MODELS
 from paceline.runtime.resources import fair_threads
 

@@ -13,10 +13,11 @@ from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
 from paceline.config.data import DataConfig
 from paceline.config.run import RunConfig
+from paceline.core.quantities import read_bytes
 from paceline.core.user_code import describe_failure
 from paceline.data import Stream, as_source, open_data
 from paceline.data.builtin import mnist
-from paceline.data.cache.node_cache import NodeCache, read_bytes
+from paceline.data.cache.node_cache import NodeCache
 from paceline.data.cache.specs import copy_files
 from paceline.data.fingerprint import describe_arrays, sum_samples
 from paceline.data.formats.image_folder import ImageFolder

@@ -13,7 +13,8 @@ from paceline.core.nests import map_leaves
 from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
 from paceline.data.sampling.shards import check_batch_size
 from paceline.errors import ConfigError, ReplicaError, TrainingError
-from paceline.frameworks import limit_threads, make_loop
+from paceline.frameworks.registry import make_loop
+from paceline.frameworks.threads import limit_threads
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.observe.trial import open_trial
 from paceline.rules import BSP, Rule, make_rule

@@ -19,7 +19,7 @@ from paceline.config.run import RunConfig
 from paceline.data import Stream, batches_per_epoch
 from paceline.data.cache.node_cache import NodeCache
 from paceline.errors import ConfigError
-from paceline.frameworks import seed_generators
+from paceline.frameworks.random_state import seed_generators
 from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests

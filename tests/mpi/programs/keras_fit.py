@@ -16,7 +16,7 @@ import numpy as np
 from paceline import init, keep_pace
 from paceline.comm import SoloWorld
 from paceline.errors import TrainingError
-from paceline.frameworks import seed_generators
+from paceline.frameworks.random_state import seed_generators
 from paceline.keras import KeepPace, averaged, shard, start_equal
 
 BATCH = 8

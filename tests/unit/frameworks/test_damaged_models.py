@@ -12,7 +12,7 @@ import torch
 
 from paceline.data import open_data
 from paceline.errors import ConfigError, DataError
-from paceline.frameworks import load_file, make_replica
+from paceline.frameworks.registry import load_file, make_replica
 from paceline.frameworks.torch.by_name import make_optimizer
 from paceline.frameworks.torch.model_files import load_weights
 

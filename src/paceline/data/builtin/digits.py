@@ -15,11 +15,16 @@ SUFFIXES = {"train": "train", "validation": "test"}
 def load(part: str) -> ArraySource:
     """The built-in digits; part is "train" or "validation" (the test images)."""
     suffix = part_suffix(part)
+    return image_source(*read_part(suffix), f"digits ({part})")
+
+
+def read_part(suffix: str) -> tuple[np.ndarray, np.ndarray]:
+    """Images and labels as bytes; suffix is "train" or "test"."""
     with (
         resources.files("paceline.data.builtin").joinpath("digits.npz").open("rb") as file,
         np.load(file, allow_pickle=False) as arrays,
     ):
-        return image_source(arrays[f"x_{suffix}"], arrays[f"y_{suffix}"], f"digits ({part})")
+        return arrays[f"x_{suffix}"], arrays[f"y_{suffix}"]
 
 
 def image_source(images: np.ndarray, labels: np.ndarray, name: str) -> ArraySource:

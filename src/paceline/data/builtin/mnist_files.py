@@ -5,7 +5,6 @@ where the digit is. The training images are cut into so many files, the test ima
 """
 
 from collections.abc import Callable
-from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -77,15 +76,6 @@ def as_arrays(images: np.ndarray, labels: np.ndarray) -> Arrays:
     """
     features = images[..., np.newaxis].astype(np.float32) / np.float32(255)
     return {"features": features, "labels": np.eye(CLASSES, dtype=np.float32)[labels]}
-
-
-def read_digits(part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Images and labels of the digits that come along."""
-    with (
-        resources.files("paceline.data.builtin").joinpath("digits.npz").open("rb") as file,
-        np.load(file, allow_pickle=False) as arrays,
-    ):
-        return arrays[f"x_{part}"], arrays[f"y_{part}"]
 
 
 def read_mnist(data_dir: str | None) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:

@@ -5,8 +5,7 @@ import os
 from pathlib import Path
 
 from paceline.data.cache.node_cache import NodeCache
-from paceline.data.files.open_files import files_of
-from paceline.data.files.paths import SUFFIXES, expand_pattern, is_pattern, read_list
+from paceline.data.files.paths import SUFFIXES, expand_pattern, files_of, is_pattern, read_list
 from paceline.data.open import READERS
 
 log = logging.getLogger(__name__)

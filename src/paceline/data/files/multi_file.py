@@ -8,12 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
-from paceline.data.files.blocks import BlockSource
-from paceline.data.files.blocks_data_blocks import BlockCache
+from paceline.data.files.blocks import BlockCache, BlockSource
 from paceline.data.files.keys import Keys
-from paceline.data.files.open_files import OpenFiles, files_of
+from paceline.data.files.open_files import OpenFiles
+from paceline.data.files.paths import files_of, find_file
 from paceline.data.files.reader import Column, Contents, OpenFile
-from paceline.data.formats.numpy_files import find_file
 from paceline.errors import DataError
 
 log = logging.getLogger(__name__)

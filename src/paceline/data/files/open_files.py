@@ -10,8 +10,8 @@ from typing import Any
 
 from paceline.data.files.file_guard import FileGuard
 from paceline.data.files.keys import Keys
+from paceline.data.files.paths import files_of, find_file
 from paceline.data.files.reader import Contents, OpenFile, Reader, blamed_on
-from paceline.data.formats.numpy_files import find_file
 from paceline.errors import DataError
 
 MOST_OPEN = 32
@@ -96,14 +96,3 @@ class OpenFiles:
         idle = [path for path, opened in self._opened.items() if not opened.users]
         for path in idle[: max(0, len(self._opened) - MOST_OPEN)]:
             self._opened.pop(path).reader.close()
-
-
-def files_of(path: Path) -> list[Path]:
-    """A pair `x.npy,y.npy` is one path in a list, and two files.
-
-    >>> [str(file) for file in files_of(Path("a/x.npy,b/y.npy"))]
-    ['a/x.npy', 'b/y.npy']
-    """
-    if path.suffix != ".npy":
-        return [path]
-    return [Path(name.strip()) for name in str(path).split(",")]

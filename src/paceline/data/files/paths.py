@@ -2,10 +2,10 @@
 
 import glob
 import logging
+import stat
 from pathlib import Path
 
-from paceline.data.files.open_files import files_of
-from paceline.data.formats.numpy_files import find_file
+from paceline.core.user_code import describe_failure
 from paceline.errors import DataError
 
 log = logging.getLogger(__name__)
@@ -90,3 +90,41 @@ def _tell_repeated(files: list[Path], path: Path) -> None:
             repeated,
             "s" * (repeated > 1),
         )
+
+
+def find_file(name: str) -> Path:
+    """The file of this name, which is there and holds something."""
+    try:
+        path = Path(name).expanduser()
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(f"there is no file {path}; check the path{_from_here(path)}") from None
+    except (OSError, ValueError, RuntimeError) as error:  # too long, forbidden, no such ~user
+        raise DataError(f"{name} cannot be opened: {describe_failure(error)}") from error
+    if stat.S_ISDIR(found.st_mode):
+        raise DataError(f"{path} is a directory; name the file in it")
+    if not stat.S_ISREG(found.st_mode):
+        raise DataError(f"{path} is a pipe or device; expected a file, which can be read twice")
+    if found.st_size == 0:
+        raise DataError(f"{path} is empty; write it again")
+    return path
+
+
+def _from_here(path: Path) -> str:
+    if path.is_absolute():
+        return ""
+    try:
+        return f" (from {Path.cwd()})"
+    except FileNotFoundError:
+        return " (the current directory is gone)"
+
+
+def files_of(path: Path) -> list[Path]:
+    """A pair `x.npy,y.npy` is one path in a list, and two files.
+
+    >>> [str(file) for file in files_of(Path("a/x.npy,b/y.npy"))]
+    ['a/x.npy', 'b/y.npy']
+    """
+    if path.suffix != ".npy":
+        return [path]
+    return [Path(name.strip()) for name in str(path).split(",")]

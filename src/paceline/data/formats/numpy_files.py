@@ -2,9 +2,8 @@
 
 import math
 import os
-import stat
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +14,8 @@ from numpy.lib import format as npy_format
 from paceline.core.user_code import describe_failure
 from paceline.data.files.file_guard import FileGuard
 from paceline.data.files.keys import Keys, choose_keys, missing_names
+from paceline.data.files.paths import files_of, find_file
+from paceline.data.files.reader import Column, check_numbers
 from paceline.data.number_types import LONG_DOUBLES, NO_LONG_DOUBLES, NUMBERS
 from paceline.errors import DataError, PacelineError
 
@@ -82,33 +83,6 @@ def look_into_npz(
                 _check_magic(content, f"{key} in {path}", "array", "np.savez")
                 found.append(_read_header(content, f"{key} in {path}"))
     return found, keys
-
-
-def find_file(name: str) -> Path:
-    """The file of this name, which is there and holds something."""
-    try:
-        path = Path(name).expanduser()
-        found = path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        raise DataError(f"there is no file {path}; check the path{_from_here(path)}") from None
-    except (OSError, ValueError, RuntimeError) as error:  # too long, forbidden, no such ~user
-        raise DataError(f"{name} cannot be opened: {describe_failure(error)}") from error
-    if stat.S_ISDIR(found.st_mode):
-        raise DataError(f"{path} is a directory; name the file in it")
-    if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"{path} is a pipe or device; expected a file, which can be read twice")
-    if found.st_size == 0:
-        raise DataError(f"{path} is empty; write it again")
-    return path
-
-
-def _from_here(path: Path) -> str:
-    if path.is_absolute():
-        return ""
-    try:
-        return f" (from {Path.cwd()})"
-    except FileNotFoundError:
-        return " (the current directory is gone)"
 
 
 @contextmanager
@@ -224,3 +198,65 @@ def _read_member(
 
 def _memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+Found = Sequence[tuple[tuple[int, ...], np.dtype]]
+
+
+class NpyFiles:
+    """`x.npy`, or the pair `x.npy,y.npy`: any samples, straight from the files."""
+
+    edges = None
+    index = None
+
+    def __init__(self, path: Path, keys: Keys | None = None, index: None = None) -> None:
+        names = [str(file) for file in files_of(path)]
+        if len(names) > 2:
+            raise DataError(f"{path} names {len(names)} files; give X.npy or X.npy,Y.npy")
+        self._arrays = [map_npy(name, may_be_empty=True)[0] for name in names]
+        self.keys = Keys("x", "y" if len(names) > 1 else None)
+        found = [(array.shape, array.dtype) for array in self._arrays]
+        self.samples, self.columns = _describe(self.keys, found, path)
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        """These samples of each array."""
+        return [np.asarray(array)[rows] for array in self._arrays]
+
+    def close(self) -> None:
+        """Unmap the files."""
+        self._arrays = []
+
+
+class NpzFile:
+    """Arrays of one archive. It can only be unpacked whole, so it is one block."""
+
+    index = None
+
+    def __init__(self, path: Path, keys: Keys | None = None, index: None = None) -> None:
+        self._path = path
+        found, self.keys = look_into_npz(str(path), keys)
+        self.samples, self.columns = _describe(self.keys, found, path)
+        self.edges = np.array([0, self.samples])
+
+    def read(self, rows: np.ndarray) -> list[np.ndarray]:
+        """All of the arrays: they are kept by the source, not here."""
+        return read_npz(str(self._path), self.keys)[0]
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _describe(keys: Keys, found: Found, path: Path) -> tuple[int, tuple[Column, ...]]:
+    if any(not shape for shape, _ in found):
+        raise DataError(
+            f"{path} holds a single number; expected arrays whose first axis is samples"
+        )
+    lengths = [shape[0] for shape, _ in found]
+    if len(set(lengths)) > 1:
+        told = " and of ".join(map(str, lengths))
+        raise DataError(f"{path} holds arrays of {told} samples; all must have as many")
+    columns = tuple(
+        Column(str(name), shape[1:], check_numbers(dtype, str(name), path))
+        for name, (shape, dtype) in zip(keys.names(), found, strict=True)
+    )
+    return lengths[0], columns

@@ -136,13 +136,13 @@ class KerasReplica(KerasVectors):
 
     def save(self, path: Path) -> Path:
         """Write model.keras; of a model that Keras cannot write, the variables by their names."""
-        from paceline.frameworks.keras.keras_export import save_model
+        from paceline.frameworks.keras.saving import save_model
 
         return save_model(self.model, path)
 
     def locate_state(self) -> dict[str, Any]:
         """Where each variable lies, and the architecture, for who makes a model of a checkpoint."""
-        from paceline.frameworks.keras.keras_export import describe_architecture
+        from paceline.frameworks.keras.saving import describe_architecture
 
         return {
             "framework": "keras",

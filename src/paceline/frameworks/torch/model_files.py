@@ -7,8 +7,9 @@ import re
 import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # within attention
@@ -16,6 +17,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear  # within at
 from paceline.core.regular_files import is_regular
 from paceline.core.user_code import describe_failure
 from paceline.errors import ConfigError
+from paceline.frameworks.model_files import PlainArray
 from paceline.frameworks.torch.exported_program import read_program
 
 _FUNCTIONS = (F.relu, F.gelu, torch.relu, torch.tanh, torch.sigmoid)
@@ -154,3 +156,20 @@ def _oddity(given: torch.Tensor, own: torch.Tensor) -> str | None:
     if given.is_quantized or (given.is_complex() and not own.is_complex()):
         return kind
     return None
+
+
+def write_state_dict(
+    arrays: Mapping[str, PlainArray], aliases: Mapping[str, str], file: BinaryIO
+) -> None:
+    """Write what `torch.load(file, weights_only=True)` gives back; tied weights share memory."""
+    tensors = {name: _tensor(name, array) for name, array in arrays.items()}
+    torch.save(tensors | {name: tensors[of] for name, of in aliases.items()}, file)
+
+
+def _tensor(name: str, array: PlainArray) -> torch.Tensor:
+    kind = getattr(torch, array.kind, None)
+    if not isinstance(kind, torch.dtype):
+        raise TypeError(f"'{name}' is {array.kind}, which torch does not know")
+    if not array.octets.size:
+        return torch.empty(array.shape, dtype=kind)
+    return torch.from_numpy(np.array(array.octets)).view(kind).reshape(array.shape)

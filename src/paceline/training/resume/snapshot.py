@@ -8,7 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.tree import Tree, as_plain, split
 from paceline.core.vectors import checksum
-from paceline.frameworks import accept_generator_states, generator_states, seed_generators
+from paceline.frameworks.random_state import (
+    accept_generator_states,
+    generator_states,
+    seed_generators,
+)
 from paceline.observe import EpochRecord, TimeSplit
 from paceline.training.resume.contents import copy_into
 from paceline.training.resume.resumed import Resumed

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from paceline.core.quantities import read_bytes
 from paceline.data import open_data
 from paceline.data.cache import node_cache as cache_module
 from paceline.data.cache import shared_folder as cache_folder
-from paceline.data.cache.node_cache import NodeCache, read_bytes
+from paceline.data.cache.node_cache import NodeCache
 from paceline.data.cache.shared_folder import LOCK, PREFIX
 from paceline.data.cache.specs import copy_files
 from paceline.errors import ConfigError

@@ -12,7 +12,8 @@ from paceline.comm import SoloWorld, run_world
 from paceline.core.vectors import aligned_zeros
 from paceline.data import Batch
 from paceline.errors import CheckpointError, ConfigError, ReplicaError
-from paceline.frameworks import Replica, make_replica
+from paceline.frameworks import Replica
+from paceline.frameworks.registry import make_replica
 
 jax = pytest.importorskip("jax", reason="JAX is not installed")
 jnp = jax.numpy

@@ -13,8 +13,8 @@ from paceline.comm import SoloWorld
 from paceline.config.reading import read_config
 from paceline.data import Batch
 from paceline.errors import ConfigError
-from paceline.frameworks import load_file, make_replica
 from paceline.frameworks.numpy import NumpyReplica
+from paceline.frameworks.registry import load_file, make_replica
 from paceline.frameworks.torch.model_files import load_weights
 from paceline.training.build import build_replica
 

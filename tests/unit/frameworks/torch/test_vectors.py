@@ -10,7 +10,7 @@ from torch import nn
 from paceline.core.vectors import aligned_zeros, differences
 from paceline.data import Batch
 from paceline.errors import ConfigError, DataError, ReplicaError, TrainingError
-from paceline.frameworks import make_replica
+from paceline.frameworks.registry import make_replica
 from paceline.frameworks.torch.by_name import find_loss, make_optimizer
 from paceline.frameworks.torch.vectors import TorchVectors
 

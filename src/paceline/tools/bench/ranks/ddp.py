@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline.torch_backend  # noqa: F401 (registers mpi4py)
 from paceline.comm import World
-from paceline.frameworks import limit_threads
+from paceline.frameworks.threads import limit_threads
 from paceline.runtime.resources import fair_threads
 from paceline.tools.bench.allreduce import render_size
 from paceline.tools.bench.harness import say

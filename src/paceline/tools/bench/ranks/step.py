@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.comm import World, wait_until
-from paceline.frameworks import limit_threads
+from paceline.frameworks.threads import limit_threads
 from paceline.models.alexnet import alexnet
 from paceline.models.inception import inception
 from paceline.models.lstm import SentenceLSTM

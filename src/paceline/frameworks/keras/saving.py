@@ -16,6 +16,7 @@ from paceline.frameworks.keras.backend import without_tensorflow
 from paceline.frameworks.keras.model_files import read_architecture
 from paceline.frameworks.keras.variable_names import name_variables
 from paceline.frameworks.keras.vectors import is_seed, read, write
+from paceline.frameworks.model_files import PlainArray
 
 _log = logging.getLogger("paceline.frameworks")
 
@@ -62,7 +63,7 @@ def describe_architecture(model: Any) -> str | None:
         return None
 
 
-def write_model(architecture: str, arrays: Mapping[str, Any], file: BinaryIO) -> None:
+def write_model(architecture: str, arrays: Mapping[str, PlainArray], file: BinaryIO) -> None:
     """Make the model of this architecture with these arrays, and write it as .keras."""
     model = read_architecture(architecture, "the architecture in the checkpoint")
     variables = _named_variables(model)
