@@ -1,4 +1,4 @@
-"""YAML of unknown origin as plain values: nothing is run, and nothing takes for ever."""
+"""YAML of unknown origin as plain values: it runs no code, and cannot take for ever."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline.config.messages import show
 from paceline.core.user_code import describe_failure
 
 MOST_BYTES = 262_144
-"""Of a run file: far more than any has."""
+"""Limit of a run file, far beyond any real one."""
 _MOST_VALUES = 10_000
 _MOST_MERGES = 16
 _DEEPEST = 32
@@ -18,7 +18,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def load_yaml(text: str) -> Any:
-    """Plain values; a YAMLError for what is none or would take for ever to walk through."""
+    """Plain values; a YAMLError for text that is not YAML, or that would take for ever to walk."""
     if len(text) > MOST_BYTES:
         raise yaml.YAMLError(f"it is longer than {MOST_BYTES} bytes, expected settings")
     try:
@@ -27,7 +27,7 @@ def load_yaml(text: str) -> Any:
         raise
     except RecursionError:
         raise yaml.YAMLError("it is nested too deeply") from None
-    except Exception as error:  # PyYAML does not look whether 2024-13-45 is a date
+    except Exception as error:  # PyYAML does not check whether 2024-13-45 is a date
         cause = describe_failure(error)
         raise yaml.YAMLError(f"a value is not what it is written as: {cause}") from error
     _check_values(content)
@@ -35,7 +35,7 @@ def load_yaml(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that is given twice, of which others take the last, and merges that explode."""
+    """Refuses duplicate keys, of which other loaders keep the last, and merges that explode."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -67,7 +67,7 @@ def _construct(text: str) -> Any:
 
 
 def _check_values(content: Any) -> None:
-    """Aliases may stand for more values than there are atoms, or for themselves."""
+    """Aliases may expand to more values than there are atoms, or refer to themselves."""
     ahead, seen = [(content, 0)], 0
     while ahead:
         seen += 1
@@ -94,6 +94,6 @@ def _check_key(key: Any) -> None:
 
 
 def _check_text(text: str) -> None:
-    """No file name and no terminal takes these."""
+    """Neither file names nor terminals can hold these characters."""
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
         raise yaml.YAMLError(f"the text {show(text)} has a character that cannot be written")
