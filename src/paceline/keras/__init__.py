@@ -31,7 +31,7 @@ from paceline.frameworks.threads import limit_threads
 from paceline.keras.fit import FitSession
 from paceline.rules import EASGD, Downpour, Rule, make_rule
 from paceline.runtime.resources import fair_threads
-from paceline.runtime.watchdog.thread import watched
+from paceline.runtime.watchdog import watched
 from paceline.runtime.world import init
 from paceline.sync.replicas import start_equal as _start_equal
 from paceline.training.loop.stepper import StepLimits

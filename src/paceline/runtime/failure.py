@@ -18,7 +18,8 @@ from paceline.cluster.detect import Environment
 from paceline.cluster.identity import JOB_DIR
 from paceline.comm import World
 from paceline.errors import ConfigError, Interrupted, PacelineError
-from paceline.runtime.watchdog.thread import silence, step_of
+from paceline.runtime.watchdog.sections import step_of
+from paceline.runtime.watchdog.thread import silence
 
 
 class Abortable(Protocol):

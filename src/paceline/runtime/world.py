@@ -12,7 +12,7 @@ from paceline.errors import LaunchError
 from paceline.runtime.compile_cache import keep_compile_cache_private
 from paceline.runtime.failure import Abortable, Unconnected, _abort_on_exception, fail
 from paceline.runtime.resources import _cores_of_node, choose_patience
-from paceline.runtime.watchdog.thread import start_watch
+from paceline.runtime.watchdog import start_watch
 
 _joined: World | None = None
 

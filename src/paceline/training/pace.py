@@ -20,7 +20,7 @@ from paceline.observe.trial import open_trial
 from paceline.rules import BSP, Rule, make_rule
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.resources import fair_threads
-from paceline.runtime.watchdog.thread import watched
+from paceline.runtime.watchdog import watched
 from paceline.runtime.world import init
 from paceline.sync import (
     AsynchronousExchange,

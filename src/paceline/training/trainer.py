@@ -23,7 +23,7 @@ from paceline.frameworks.random_state import seed_generators
 from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
-from paceline.runtime.watchdog.thread import watched
+from paceline.runtime.watchdog import watched
 from paceline.runtime.world import init
 from paceline.sync import (
     AsynchronousExchange,

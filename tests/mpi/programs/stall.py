@@ -23,6 +23,7 @@ def tell_that_it_has_left():
 import paceline  # noqa: E402
 from paceline.runtime.watchdog import stall_detector as stalls  # noqa: E402
 from paceline.runtime.watchdog import thread as watch  # noqa: E402
+from paceline.runtime.watchdog import watched  # noqa: E402
 
 told = Path(os.environ.get("PACELINE_JOB_DIR", "/none"), "told")
 STALLED, NAMED = "nothing has moved", rf"for rank {who} \(\S+\), busy in told.py"
@@ -58,7 +59,7 @@ def keep_busy():
 
 def train(steps, warning_s, timeout_s):
     step = 0
-    with watch.watched(lambda: (step, step), warning_s, timeout_s):
+    with watched(lambda: (step, step), warning_s, timeout_s):
         for step in range(steps):
             load(step)
             if how == "slow" and world.rank == who:

@@ -7,16 +7,16 @@ import pytest
 
 from paceline.errors import DataError
 from paceline.runtime.failure import describe
-from paceline.runtime.watchdog import thread as watch
-from paceline.runtime.watchdog.thread import watched
+from paceline.runtime.watchdog import watched
+from paceline.runtime.watchdog.sections import own_sections
 
 RANK = SimpleNamespace(rank=1, size=2, node="n07")
 
 
 @pytest.fixture(autouse=True)
 def is_watched(monkeypatch):
-    monkeypatch.setattr(watch, "_watch", object())
-    monkeypatch.setattr(watch, "_sections", [])
+    monkeypatch.setattr(own_sections, "are_watched", True)
+    monkeypatch.setattr(own_sections, "entered", [])
 
 
 def leave_section(error, step=7):

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from paceline.errors import TrainingError
 from paceline.observe import Stopwatch
-from paceline.runtime.watchdog.thread import watched
+from paceline.runtime.watchdog import watched
 from paceline.sync import Contribution, Exchange, StepOutcome
 
 _log = logging.getLogger("paceline.training")

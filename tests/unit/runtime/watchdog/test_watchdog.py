@@ -15,19 +15,22 @@ from paceline.cluster.identity import JOB_DIR
 from paceline.comm import run_world
 from paceline.data.sampling.prefetch import prefetched
 from paceline.runtime.failure import fail
+from paceline.runtime.watchdog import sections as sections
 from paceline.runtime.watchdog import stack as stacks
 from paceline.runtime.watchdog import thread as watch
+from paceline.runtime.watchdog import watched
+from paceline.runtime.watchdog.sections import Tracker, own_sections
 from paceline.runtime.watchdog.stack import Activity, read_activity, read_stack
 from paceline.runtime.watchdog.stall_detector import (
+    HEARTBEAT_BYTES,
     LEFT_S,
-    PULSE_BYTES,
     SILENT_S,
     Heartbeat,
     StallDetector,
     decode,
     encode,
 )
-from paceline.runtime.watchdog.thread import RunningClock, Tracker, watched, write_known
+from paceline.runtime.watchdog.thread import RunningClock, write_known
 
 LIMITS = {"warning_s": 30.0, "timeout_s": 600.0}
 
@@ -197,7 +200,7 @@ def test_of_many_ranks_a_few_are_named():
 @pytest.mark.parametrize("where", ["", "a.py:3 f", "\U0001f600" * 300, '"\\\0' * 100, "\udce4.py"])
 def test_a_pulse_fits_and_comes_back(where):
     pulse = waits(31.5, where=where, progress=10**15, timeout_s=float("inf"))
-    room = np.zeros(PULSE_BYTES, np.uint8)
+    room = np.zeros(HEARTBEAT_BYTES, np.uint8)
     encode(pulse, room)
     got = decode(room)
     assert got.timeout_s == float("inf")
@@ -300,7 +303,7 @@ def test_a_rank_that_waits_for_a_courier_waits(monkeypatch):
 
 @pytest.fixture
 def in_a_watched_process(monkeypatch):
-    monkeypatch.setattr(watch, "_watch", object())
+    monkeypatch.setattr(own_sections, "are_watched", True)
 
 
 @pytest.mark.usefixtures("in_a_watched_process")
@@ -361,7 +364,7 @@ def test_a_count_that_fails_because_its_section_ends_harms_nobody():
 
 
 def doing(monkeypatch, state: str, call: object = None) -> None:
-    monkeypatch.setattr(watch, "read_activity", lambda thread: Activity(state, "here", call))
+    monkeypatch.setattr(sections, "read_activity", lambda thread: Activity(state, "here", call))
 
 
 def test_outside_of_sections_only_the_same_call_is_the_same_wait(monkeypatch):
@@ -392,14 +395,14 @@ def test_in_a_section_calls_without_progress_are_one_wait(monkeypatch):
 
 def test_a_process_that_is_not_watched_keeps_no_sections():
     with watched(lambda: (1, 1), 30, 600):
-        assert watch._sections == []
+        assert own_sections.entered == []
 
 
 @pytest.mark.usefixtures("in_a_watched_process")
 def test_ranks_that_are_threads_are_not_watched():
     def program(world):
         with watched(lambda: (1, 1), 30, 600):
-            return len(watch._sections)
+            return len(own_sections.entered)
 
     assert run_world(2, program) == [0, 0]
 
@@ -435,7 +438,7 @@ def start(world) -> watch.RankWatch:
 def test_ranks_leave_together_at_once(monkeypatch):
     """They do not wait for their next beat, which would come in an hour."""
     monkeypatch.setattr(watch, "beat_s", lambda ranks, warning_s: 3600.0)
-    monkeypatch.setattr(watch, "_FAREWELL_S", 3600.0)
+    monkeypatch.setattr(watch, "_GOODBYE_S", 3600.0)
 
     def program(world):
         mine = start(world)
