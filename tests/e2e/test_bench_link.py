@@ -191,9 +191,10 @@ def test_a_rank_that_fails_in_the_second_host_ends_all(program, capfd):
 @pytest.mark.slow
 def test_bytes_are_those_that_a_host_has_sent_over_the_link(program):
     name = program(
-        "import numpy; from paceline.tools.bench.ranks.link import bytes_sent; "
+        "import numpy; from paceline.comm import wait_until; "
+        "from paceline.tools.bench.ranks.link import bytes_sent; "
         "before, buffer = bytes_sent(), numpy.ones(10**6, numpy.float32); "
-        "world.send(buffer, to=1) if world.rank == 0 else world.receive(buffer, source=0); "
+        "wait_until((world.irecv(buffer) if world.rank else world.isend(buffer, to=1)).done); "
         "world.barrier(); return world.allgather_values(bytes_sent() - before)"
     )
     with Hosts() as hosts:

@@ -16,8 +16,8 @@ def test_it_is_the_world_of_mpi_that_keeps_the_contract(resident):
     assert found == [["MPIWorld", rank, 3] for rank in range(3)]
 
 
-def test_long_buffers_travel_in_pieces(resident):
-    resident(3, "world_programs:send_in_pieces")
+def test_long_buffers_travel_in_pieces_and_long_messages_are_refused(resident):
+    resident(3, "world_programs:limit_lengths")
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -73,14 +73,14 @@ def count_through(
             callbacks=[together, *callbacks[world.rank]], run_dir=str(tmp_path / "run"),
             data={"batch_size": BATCH, "prefetch": prefetch}, **settings,
         ).fit()  # fmt: skip
-        return model.seen, result, world._hub.mail
+        return model.seen, result, world._hub.mailboxes
 
     found = run_world(ranks, program)
     ours = [t.name for t in threading.enumerate() if t.name.startswith("paceline-")]
     assert ours == [], "a thread was left behind"
     for box in found[0][2]:
-        assert box._letters == [], "a message was left unreceived"
-        assert box._expected == [], "a receive was left waiting"
+        assert box._unreceived == [], "a message was left unreceived"
+        assert box._posted == [], "a receive was left waiting"
     return [seen for seen, _, _ in found], found[0][1]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paceline import Callback, Trainer
-from paceline.comm import run_world
+from paceline.comm import run_world, wait_until
 from paceline.errors import ConfigError, WorldError
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.testing import Fault, Inject, inject
@@ -171,7 +171,7 @@ def test_a_dropped_message_never_leaves_and_all_others_do(tmp_path):
             assert world.isend(np.array([float(step)]), to=0, tag=5).done()
         elif step == STEPS:
             for _ in range(STEPS - 2):
-                world.receive(room, source=1, tag=5)
+                wait_until(world.irecv(room, source=1, tag=5).done)
                 got.append(room[0])
 
     seen = train(tmp_path, Fault("drop", 1, 3), act=act)

@@ -1,9 +1,9 @@
-"""Ranks that talk to each other: the World and its implementations."""
+"""Communication between ranks: the World and its implementations."""
 
-from paceline.comm.polling import Backoff, wait_for_any, wait_until
+from paceline.comm.polling import Backoff, wait_until
 from paceline.comm.solo import SoloWorld
 from paceline.comm.threads import ThreadWorld, current_world, run_world
-from paceline.comm.world import ANY_RANK, Buffer, NodeMemory, Pending, Received, World
+from paceline.comm.world import ANY_RANK, Buffer, NodeMemory, Pending, World
 
 __all__ = [
     "ANY_RANK",
@@ -11,12 +11,10 @@ __all__ = [
     "Buffer",
     "NodeMemory",
     "Pending",
-    "Received",
     "SoloWorld",
     "ThreadWorld",
     "World",
     "current_world",
     "run_world",
-    "wait_for_any",
     "wait_until",
 ]

@@ -1,4 +1,4 @@
-"""The mail of ranks that are threads: messages, and receives that wait for them."""
+"""Messages between ranks that are threads, and the receives posted for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.comm.world import ANY_RANK, Buffer, check_buffer
 from paceline.errors import WorldError
 
 
-class _Letter(NamedTuple):
+class _Message(NamedTuple):
     """A copy of the bytes of the sender's buffer."""
 
     sender: int
@@ -21,91 +21,84 @@ class _Letter(NamedTuple):
 
 
 class Mailbox:
-    """What was sent to one rank, and what it expects; whoever comes second finds the other."""
+    """One rank's unreceived messages and posted receives; each new one is matched at once."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.closed: str | None = None
-        """Why nothing comes any more."""
-        self.changed = threading.Condition()
-        self._letters: list[_Letter] = []
-        self._expected: list[Expected] = []
+        """Why no message will arrive any more."""
+        self._mutex = threading.Lock()
+        self._unreceived: list[_Message] = []
+        self._posted: list[PostedReceive] = []
 
     def deliver(self, sender: int, buffer: Buffer, tag: int) -> None:
-        """Give the message to the first receive that waits for it, or keep it."""
-        letter = _Letter(sender, tag, _bytes_of(buffer).copy())
-        with self.changed:
-            for at, expected in enumerate(self._expected):
-                if expected.matches(letter):
-                    self._expected.pop(at).take(letter)
-                    self.changed.notify_all()
+        """Give the message to the first posted receive that it matches, or keep it."""
+        message = _Message(sender, tag, _bytes_of(buffer).copy())
+        with self._mutex:
+            for at, posted in enumerate(self._posted):
+                if posted.matches(message):
+                    self._posted.pop(at).fill(message)
                     return
-            self._letters.append(letter)
+            self._unreceived.append(message)
 
-    def expect(self, buffer: Buffer, source: int, tag: int) -> Expected:
+    def post(self, buffer: Buffer, source: int, tag: int) -> PostedReceive:
         """Give the receive the first message that it matches, or let it wait."""
-        expected = Expected(self, _bytes_of(buffer), source, tag)
-        with self.changed:
-            for at, letter in enumerate(self._letters):
-                if expected.matches(letter):
-                    expected.take(self._letters.pop(at))
-                    return expected
-            self._expected.append(expected)
-        return expected
+        posted = PostedReceive(self, _bytes_of(buffer), source, tag)
+        with self._mutex:
+            for at, message in enumerate(self._unreceived):
+                if posted.matches(message):
+                    posted.fill(self._unreceived.pop(at))
+                    return posted
+            self._posted.append(posted)
+        return posted
 
-    def forget(self, expected: Expected) -> None:
-        with self.changed:
-            if expected in self._expected:
-                self._expected.remove(expected)
+    def withdraw(self, posted: PostedReceive) -> None:
+        with self._mutex:
+            if posted in self._posted:
+                self._posted.remove(posted)
 
     def close(self, reason: str) -> None:
-        """Wake those who wait; the first reason stays."""
-        with self.changed:
+        """Fail the receives that wait; the first reason stays."""
+        with self._mutex:
             self.closed = self.closed or reason
-            self.changed.notify_all()
 
 
-class Expected:
-    """A posted receive."""
+class PostedReceive:
+    """A receive that waits for its message, or has got it."""
 
     def __init__(self, box: Mailbox, buffer: npt.NDArray[np.uint8], source: int, tag: int) -> None:
         self.source = ANY_RANK
         self._box, self._buffer, self._wanted, self._tag = box, buffer, source, tag
-        self._letter: _Letter | None = None
+        self._message: _Message | None = None
 
-    def matches(self, letter: _Letter) -> bool:
-        return letter.tag == self._tag and self._wanted in (ANY_RANK, letter.sender)
+    def matches(self, message: _Message) -> bool:
+        return message.tag == self._tag and self._wanted in (ANY_RANK, message.sender)
 
-    def take(self, letter: _Letter) -> None:
-        fits = min(letter.content.size, self._buffer.size)
-        self._buffer[:fits] = letter.content[:fits]
-        self.source = letter.sender
-        self._letter = letter  # last: another thread may look at this very moment
+    def fill(self, message: _Message) -> None:
+        fits = min(message.content.size, self._buffer.size)
+        self._buffer[:fits] = message.content[:fits]
+        self.source = message.sender
+        self._message = message  # last: another thread may call `done` at this very moment
 
     def done(self) -> bool:
-        letter = self._letter
-        if letter is None:
+        message = self._message
+        if message is None:
             if self._box.closed:
                 raise WorldError(self._box.closed)
             return False
-        if letter.content.size > self._buffer.size:
+        if message.content.size > self._buffer.size:
             raise WorldError(
-                f"rank {letter.sender} sent {letter.content.size} bytes with tag {self._tag}, and "
-                f"rank {self._box.rank} expected {self._buffer.size} at most"
+                f"rank {message.sender} sent {message.content.size} bytes with tag {self._tag}, "
+                f"and rank {self._box.rank} expected {self._buffer.size} at most"
             )
         return True
 
-    def wait(self) -> None:
-        with self._box.changed:
-            while not self.done():
-                self._box.changed.wait()
-
     def cancel(self) -> None:
-        self._box.forget(self)
+        self._box.withdraw(self)
 
 
-class Dispatched:
-    """A message that was sent: it was copied, so it is done."""
+class CompletedSend:
+    """A message that was sent: its bytes were copied, so it is done."""
 
     def __init__(self, source: int) -> None:
         self.source = source
@@ -114,7 +107,7 @@ class Dispatched:
         return True
 
     def cancel(self) -> None:
-        raise WorldError("a message that was sent cannot be taken back")
+        raise WorldError("a message that was sent cannot be cancelled")
 
 
 def _bytes_of(buffer: Buffer) -> npt.NDArray[np.uint8]:

@@ -1,19 +1,19 @@
-"""The world of MPI, through mpi4py. Importing this file starts MPI; nothing imports it early."""
+"""The world of MPI, through mpi4py. Importing this module starts MPI, so import it late."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 import mpi4py
 import numpy as np
 import numpy.typing as npt
 
-# A rank may serve others from one thread while another trains: both talk, at the same time.
-# An MPI that cannot do it gives less, which `threads_may_talk` tells. It costs 0.4 us per call.
+# One thread of a rank may serve other ranks while another trains. An MPI that cannot do so grants
+# less (see `thread_multiple`). It costs 0.4 us per call.
 mpi4py.rc(thread_level="multiple")
 
 from mpi4py import MPI  # noqa: E402
@@ -28,16 +28,14 @@ from paceline.comm.world import (  # noqa: E402
     Buffer,
     NodeMemory,
     Pending,
-    Received,
     T,
     check_buffer,
-    check_pieces,
 )
 from paceline.core.vectors import aligned_zeros  # noqa: E402
 from paceline.errors import WorldError  # noqa: E402
 
 MAX_ELEMENTS = 2**30
-"""Elements per collective: MPI counts are 32-bit before MPI 4, and so are some of its sums."""
+"""Elements per collective: before MPI 4 its counts are 32-bit, and so are some sums of them."""
 MAX_MESSAGE = 2**31 - 1
 """Elements per message."""
 
@@ -45,20 +43,20 @@ MAX_MESSAGE = 2**31 - 1
 class MPIWorld:
     """One rank of an MPI communicator."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.node: str = MPI.Get_processor_name()
-        neighbours = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        ranks = np.empty(neighbours.Get_size(), np.int64)
-        neighbours.Allgather(np.array([self.rank]), ranks)
+        local = comm.Split_type(MPI.COMM_TYPE_SHARED)
+        ranks = np.empty(local.Get_size(), np.int64)
+        local.Allgather(np.array([self.rank]), ranks)
         self.node_ranks: tuple[int, ...] = tuple(ranks.tolist())
-        neighbours.Free()
+        local.Free()
         self.poll_interval_s: float | None = None
-        self._sums: NodeAllreduce | None = None
-        self._sums_tried = self._pipes = False
-        self._pipe_of: dict[np.dtype[Any], PipelinedAllreduce] = {}
+        self._node_allreduce: NodeAllreduce | None = None
+        self._chosen = self._uses_pipelines = False
+        self._pipelines: dict[np.dtype, PipelinedAllreduce] = {}
         self.thread_multiple: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
@@ -70,11 +68,11 @@ class MPIWorld:
         if small and self.poll_interval_s is None:
             self._comm.Allreduce(MPI.IN_PLACE, buffer)
             return
-        sums = None if small else self._node_sums()
-        if sums is not None and sums.all_reduce(buffer.reshape(-1)):
+        on_nodes = None if small else self._choose_allreduce()
+        if on_nodes is not None and on_nodes.all_reduce(buffer.reshape(-1)):
             return
-        if self._pipes and buffer.nbytes >= LONG_BYTES:
-            self._pipe_for(buffer.dtype).all_reduce(buffer.reshape(-1))
+        if self._uses_pipelines and buffer.nbytes >= LONG_BYTES:
+            self._pipeline_for(buffer.dtype).all_reduce(buffer.reshape(-1))
             return
         for piece in _pieces(buffer, MAX_ELEMENTS):
             if self.poll_interval_s is None:
@@ -83,74 +81,47 @@ class MPIWorld:
                 self._await(self._comm.Iallreduce(MPI.IN_PLACE, piece))
 
     def make_buffer(self, size: int, dtype: npt.DTypeLike) -> Buffer:
-        kind, sums = np.dtype(dtype), self._node_sums()
+        kind, on_nodes = np.dtype(dtype), self._choose_allreduce()
         try:
-            if sums is not None:
-                return sums.make_buffer(size * kind.itemsize).view(kind)
-        except WorldError:  # on all ranks: the sum then goes through what memory there is
+            if on_nodes is not None:
+                return on_nodes.make_buffer(size * kind.itemsize).view(kind)
+        except WorldError:  # on all ranks: sums then go through the stages
             pass
         return aligned_zeros(size, kind)
 
     def drop_buffer(self, buffer: Buffer) -> None:
-        if self._sums is not None:
-            self._sums.drop_buffer(buffer)
+        if self._node_allreduce is not None:
+            self._node_allreduce.drop_buffer(buffer)
 
-    def _node_sums(self) -> NodeAllreduce | None:
-        """How ranks that share nodes sum; None where no rank has a neighbour, or no memory.
+    def _choose_allreduce(self) -> NodeAllreduce | None:
+        """The sum through node memory; None if every rank is alone on its node, or without memory.
 
-        Where no rank has one, long sums go in short messages, unless the network has better.
+        If every rank is alone, long sums are pipelined, unless MPI drives a faster network.
 
-        Made when it is first needed, by all ranks together.
+        Collective when first called.
         """
-        if not self._sums_tried:
-            self._sums_tried = True
+        if not self._chosen:
+            self._chosen = True
             known = self.allgather_values((len(self.node_ranks), _has_fabric()))
-            shared = any(neighbours > 1 for neighbours, _ in known)
-            self._pipes = not shared and not any(fabric for _, fabric in known)
+            shared = any(ranks > 1 for ranks, _ in known)
+            self._uses_pipelines = not shared and not any(fabric for _, fabric in known)
             try:
-                self._sums = NodeAllreduce(self) if shared else None
+                self._node_allreduce = NodeAllreduce(self) if shared else None
             except WorldError:  # on all ranks
-                self._sums = None
-        return self._sums
+                self._node_allreduce = None
+        return self._node_allreduce
 
-    def _pipe_for(self, dtype: np.dtype[Any]) -> PipelinedAllreduce:
-        if dtype not in self._pipe_of:
-            self._pipe_of[dtype] = PipelinedAllreduce(self, dtype)
-        return self._pipe_of[dtype]
-
-    def all_to_all(self, send: Buffer, receive: Buffer) -> None:
-        check_pieces(send, receive, self.size)
-        outgoing, incoming = send.reshape(self.size, -1), receive.reshape(self.size, -1)
-        if send.size <= MAX_ELEMENTS:
-            if self.poll_interval_s is None:
-                self._comm.Alltoall(outgoing, incoming)
-            else:
-                self._await(self._comm.Ialltoall(outgoing, incoming))
-            return
-        for part in _columns(outgoing.shape[1], self.size):
-            piece = np.ascontiguousarray(outgoing[:, part])
-            got = np.empty_like(piece)
-            self._comm.Alltoall(piece, got)
-            incoming[:, part] = got
-
-    def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        for piece in _pieces(buffer, MAX_MESSAGE):
-            self._comm.Send(piece, dest=to, tag=tag)
-
-    def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
-        status = MPI.Status()
-        wanted = MPI.ANY_SOURCE if source == ANY_RANK else source
-        for piece in _pieces(buffer, MAX_MESSAGE):
-            self._comm.Recv(piece, source=wanted, tag=tag, status=status)
-            wanted = status.Get_source()  # all pieces of one message from one rank
-        return Received(wanted, tag)
+    def _pipeline_for(self, dtype: np.dtype) -> PipelinedAllreduce:
+        if dtype not in self._pipelines:
+            self._pipelines[dtype] = PipelinedAllreduce(self, dtype)
+        return self._pipelines[dtype]
 
     def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
         wanted = MPI.ANY_SOURCE if source == ANY_RANK else source
-        return _Expected(self._comm.Irecv(_whole(buffer), source=wanted, tag=tag))
+        return _PendingReceive(self._comm.Irecv(_whole(buffer), source=wanted, tag=tag))
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
-        return _Dispatched(self._comm.Isend(_whole(buffer), dest=to, tag=tag), self.rank)
+        return _PendingSend(self._comm.Isend(_whole(buffer), dest=to, tag=tag), self.rank)
 
     def barrier(self) -> None:
         if self.poll_interval_s is None:
@@ -158,7 +129,7 @@ class MPIWorld:
         else:
             self._await(self._comm.Ibarrier())
 
-    def _await(self, request: Any) -> None:
+    def _await(self, request: MPI.Request) -> None:
         wait_until(request.Test, self.poll_interval_s or LONGEST_S)
 
     def bcast_value(self, value: T, root: int = 0) -> T:
@@ -181,15 +152,15 @@ class MPIWorld:
         return [from_bytes(everything[first:last].tobytes()) for first, last in pieces]
 
     def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
-        # Not by what MPI knows of nodes: `node_ranks` may be set to less, to try several nodes.
-        neighbours = self.split(min(self.node_ranks))
+        # Not from what MPI knows of nodes: tests set `node_ranks` to fewer, to simulate several.
+        local = self.split(min(self.node_ranks))
         try:
-            return map_together(self, neighbours, nbytes, locks)
+            return map_together(self, local, nbytes, locks)
         finally:
-            neighbours.free()
+            local.free()
 
     def raise_if_failed(self) -> None:
-        """A rank that fails ends all of MPI."""
+        """Nothing to check: a rank that fails ends all of MPI."""
 
     def split(self, colour: int) -> MPIWorld:
         part = MPIWorld(self._comm.Split(colour, self.rank))
@@ -203,18 +174,19 @@ class MPIWorld:
         AllRanks().abort(code)
 
 
-class _Expected:
+class _PendingReceive:
     """A posted receive."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: MPI.Request) -> None:
         self.source = ANY_RANK
-        self._request, self._status = request, MPI.Status()
+        self._request: MPI.Request | None = request
+        self._status = MPI.Status()
         self._done = False
         self._problem: str | None = None
 
     def done(self) -> bool:
         if self._request is not None:
-            self._settle(self._request.Test)
+            self._update(self._request.Test)
         if self._problem:
             raise WorldError(self._problem)
         return self._done
@@ -222,10 +194,10 @@ class _Expected:
     def cancel(self) -> None:
         if self._request is not None:
             self._request.Cancel()
-            self._settle(self._request.Wait)  # frees it; what had come before is received here
+            self._update(self._request.Wait)  # frees it; receives what had arrived before
 
-    def _settle(self, ask: Callable[[Any], bool]) -> None:
-        """Ask MPI how it stands; a request that is over must not be asked again."""
+    def _update(self, ask: Callable[[MPI.Status], bool]) -> None:
+        """Ask MPI for the state; a completed request must not be asked again."""
         try:
             if not ask(self._status):
                 return
@@ -236,10 +208,10 @@ class _Expected:
         self._request = None
 
 
-class _Dispatched:
+class _PendingSend:
     """A send that was started."""
 
-    def __init__(self, request: Any, source: int) -> None:
+    def __init__(self, request: MPI.Request, source: int) -> None:
         self._request, self.source, self._done = request, source, False
 
     def done(self) -> bool:
@@ -247,7 +219,7 @@ class _Dispatched:
         return self._done
 
     def cancel(self) -> None:
-        raise WorldError("a message that was sent cannot be taken back")
+        raise WorldError("a message that was sent cannot be cancelled")
 
 
 def _pieces(buffer: Buffer, longest: int) -> list[Buffer]:
@@ -257,23 +229,16 @@ def _pieces(buffer: Buffer, longest: int) -> list[Buffer]:
     return [flat[at : at + longest] for at in range(0, flat.size, longest)]
 
 
-def _columns(length: int, ranks: int) -> Iterator[slice]:
-    """Parts of all ranks' pieces that together are short enough for one call."""
-    width = max(MAX_ELEMENTS // ranks, 1)
-    for at in range(0, length, width):
-        yield slice(at, at + width)
-
-
 def _has_fabric() -> bool:
-    """Whether the node has a network that MPI drives better than we can: not just Ethernet."""
+    """Whether the node has a network that MPI drives better than we can: more than Ethernet."""
     return any(any(Path("/sys/class", kind).glob("*")) for kind in ("infiniband", "cxi"))
 
 
 def _whole(buffer: Buffer) -> Buffer:
-    """A posted message is never divided: its parts could meet different receives."""
+    """Refuse a message that had to be divided: its parts could match different receives."""
     if check_buffer(buffer).size > MAX_MESSAGE:
         raise ValueError(
-            f"a posted message has {buffer.size} elements, and MPI takes at most {MAX_MESSAGE}; "
+            f"a message has {buffer.size} elements, and MPI takes at most {MAX_MESSAGE}; "
             "divide it, or send wider elements"
         )
     return buffer.reshape(-1)
@@ -286,30 +251,30 @@ class Library(NamedTuple):
     version: str
     standard: str
     ulfm: bool | None
-    """Whether it was built so that ranks may fail; None if its file is not known."""
+    """Whether it was built with fault tolerance (ULFM); None if its file is not known."""
 
 
 def library() -> Library:
-    """Which MPI this is. It starts nothing, but importing this file does, unless the environment
-    has MPI4PY_RC_INITIALIZE=0."""
-    maps = Path("/proc/self/maps")  # not on every system
+    """Which MPI this is. The call starts nothing, but importing this module does, unless the
+    environment has MPI4PY_RC_INITIALIZE=0."""
+    maps = Path("/proc/self/maps")  # Linux only
     lines = maps.read_text().splitlines() if maps.exists() else []
     files = (line.split(maxsplit=5)[5] for line in lines if "/libmpi" in line)
     path = next((name for name in files if Path(name).name.startswith("libmpi")), None)
     version = str(MPI.Get_library_version()).strip("\0 \n")
-    # MPICH has functions of these names, too, and emulates them.
+    # MPICH has functions of these names, too, but only emulates them.
     ulfm = None if path is None else hasattr(ctypes.CDLL(path), "MPIX_Comm_revoke")
     standard = ".".join(map(str, MPI.Get_version()))
     return Library(path, version, standard, ulfm and version.startswith("Open MPI"))
 
 
 def world_of_mpi() -> MPIWorld:
-    """All ranks that the launcher started, on a communicator of Paceline's own."""
+    """All ranks that the launcher started, on a communicator of our own."""
     return MPIWorld(MPI.COMM_WORLD.Dup())
 
 
 class AllRanks:
-    """All ranks of MPI, for ending them: unlike a world, it is made without their help."""
+    """All ranks of MPI, to end them; unlike a world, it is made without communicating."""
 
     def __init__(self) -> None:
         self.rank: int = MPI.COMM_WORLD.Get_rank()

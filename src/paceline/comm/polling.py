@@ -1,21 +1,19 @@
-"""Waiting for something that has to be looked at: MPI tells nobody that a message has come."""
+"""Waiting by polling: MPI does not notify anybody when a message arrives."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
-
-from paceline.comm.world import Pending
+from collections.abc import Callable
 
 LONGEST_S = 0.002
-"""Longest sleep between two looks: waking up costs 40 us on a virtual machine, 2 % of a core so."""
+"""Longest sleep between two polls: waking up takes 40 us on a virtual machine, so 2 % of a core."""
 
 
 class Backoff:
-    """Wait for something that is looked at again and again, without burning a core.
+    """Pauses between polls that do not keep a core busy.
 
-    First a few yields of the processor, then sleeps that grow to `longest_s`.
+    First a few yields of the processor, then sleeps that grow up to `longest_s`.
     """
 
     def __init__(
@@ -26,7 +24,7 @@ class Backoff:
         self._yielded, self._sleep_s = 0, self._shortest_s
 
     def pause(self) -> None:
-        """Let some time pass before the next look."""
+        """Yield or sleep before the next poll."""
         if self._yielded < self._yields:
             self._yielded += 1
             os.sched_yield()
@@ -35,24 +33,12 @@ class Backoff:
         self._sleep_s = min(1.5 * self._sleep_s, self._longest_s)
 
     def reset(self) -> None:
-        """Something happened: look often again."""
+        """Start over with yields, after progress was made."""
         self._yielded, self._sleep_s = 0, self._shortest_s
 
 
 def wait_until(done: Callable[[], bool], longest_s: float = LONGEST_S) -> None:
     """Return when `done()` is true."""
-    patience = Backoff(longest_s)
+    backoff = Backoff(longest_s)
     while not done():
-        patience.pause()
-
-
-def wait_for_any(pendings: Sequence[Pending], longest_s: float = LONGEST_S) -> int:
-    """The index of a message that is done, the first of them if several are."""
-    if not pendings:
-        raise ValueError("nothing to wait for")
-    patience = Backoff(longest_s)
-    while True:
-        for at, pending in enumerate(pendings):
-            if pending.done():
-                return at
-        patience.pause()
+        backoff.pause()

@@ -1,4 +1,4 @@
-"""A world of one rank: every exchange is with itself, so nothing moves."""
+"""A world of one rank: nothing has to be moved."""
 
 from __future__ import annotations
 
@@ -8,22 +8,13 @@ from typing import NoReturn
 import numpy.typing as npt
 
 from paceline.comm.node_memory import ProcessMemory, reserve
-from paceline.comm.world import (
-    ANY_RANK,
-    Buffer,
-    NodeMemory,
-    Pending,
-    Received,
-    T,
-    check_buffer,
-    check_pieces,
-)
+from paceline.comm.world import ANY_RANK, Buffer, NodeMemory, Pending, T, check_buffer
 from paceline.core.vectors import aligned_zeros
 from paceline.errors import WorldError
 
 
 class SoloWorld:
-    """The only rank. No MPI is started."""
+    """The only rank. It does not start MPI."""
 
     rank = 0
     size = 1
@@ -46,18 +37,8 @@ class SoloWorld:
     def drop_buffer(self, buffer: Buffer) -> None:
         return None
 
-    def all_to_all(self, send: Buffer, receive: Buffer) -> None:
-        check_pieces(send, receive, 1)
-        receive.reshape(-1)[:] = send.reshape(-1)
-
-    def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        raise WorldError(f"rank 0 is alone and cannot send to rank {to}")
-
-    def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
-        raise WorldError("rank 0 is alone and would wait for ever for a message")
-
     def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
-        raise WorldError("rank 0 is alone and nobody will send what it expects")
+        raise WorldError("rank 0 is alone: nobody will send what it waits for")
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
         raise WorldError(f"rank 0 is alone and cannot send to rank {to}")
@@ -81,7 +62,7 @@ class SoloWorld:
         return self
 
     def free(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def abort(self, code: int = 1) -> NoReturn:
         raise SystemExit(code)

@@ -1,4 +1,4 @@
-"""Many ranks in one process, a thread each: the world of the tests, and of simulations.
+"""Many ranks in one process, one thread each: for tests and simulations.
 
     def program(world):
         x = np.full(3, float(world.rank))
@@ -15,23 +15,15 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar, cast
 
+import numpy as np
 import numpy.typing as npt
 
-from paceline.comm.mailbox import Dispatched, Mailbox
+from paceline.comm.mailbox import CompletedSend, Mailbox
 from paceline.comm.node_memory import ProcessMemory, reserve
 from paceline.comm.values import from_bytes, to_bytes
-from paceline.comm.world import (
-    ANY_RANK,
-    Buffer,
-    NodeMemory,
-    Pending,
-    Received,
-    T,
-    check_buffer,
-    check_pieces,
-)
+from paceline.comm.world import ANY_RANK, Buffer, NodeMemory, Pending, T, check_buffer
 from paceline.core.vectors import aligned_zeros
 from paceline.errors import WorldError
 
@@ -40,7 +32,7 @@ R = TypeVar("R")
 current_world: contextvars.ContextVar[ThreadWorld | None] = contextvars.ContextVar(
     "current_world", default=None
 )
-"""The world of the thread that asks: code that looks for its world by itself finds this one."""
+"""The world of the calling thread, for code that was not given one."""
 
 
 class _Hub:
@@ -48,8 +40,8 @@ class _Hub:
 
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size)
-        self.slots: list[Any] = [None] * size
-        self.mail = [Mailbox(rank) for rank in range(size)]
+        self.slots: list[object] = [None] * size
+        self.mailboxes = [Mailbox(rank) for rank in range(size)]
         self.failure: str | None = None
         self.failing = threading.Lock()
         self.parts: list[_Hub] = []
@@ -58,8 +50,8 @@ class _Hub:
         """Wake every waiting rank with the reason; the first reason stays."""
         with self.failing:
             self.failure = self.failure or reason
-        for box in self.mail:
-            box.close(self.failure)
+        for mailbox in self.mailboxes:
+            mailbox.close(self.failure)
         self.barrier.abort()
         for part in self.parts:
             part.fail(reason)
@@ -84,39 +76,39 @@ class ThreadWorld:
             raise WorldError(self._hub.failure or "another rank left") from None
 
     def allgather_values(self, value: T) -> list[T]:
-        return [from_bytes(data) for data in self._hand_round(to_bytes(value))]
+        return [from_bytes(data) for data in self._gather_objects(to_bytes(value))]
 
-    def _hand_round(self, value: T) -> list[T]:
-        """Everybody's value, as it is."""
+    def _gather_objects(self, value: T) -> list[T]:
+        """Every rank's object itself, not a copy."""
         self._hub.slots[self.rank] = value
         self.barrier()
-        values = list(self._hub.slots)
-        self.barrier()  # nobody may overwrite a slot that another rank has still to read
+        values = cast("list[T]", list(self._hub.slots))
+        self.barrier()  # nobody may overwrite a slot that another rank has yet to read
         return values
 
     def bcast_value(self, value: T, root: int = 0) -> T:
-        data = self._hand_round(to_bytes(value) if self.rank == root else b"")[root]
+        data = self._gather_objects(to_bytes(value) if self.rank == root else b"")[root]
         return value if self.rank == root else from_bytes(data)
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
-        source = self._lend(buffer)[root]
+        source = self._expose(buffer)[root]
         if self.rank != root:
             buffer[...] = source
         self.barrier()
 
     def all_reduce(self, buffer: Buffer) -> None:
-        buffers = self._lend(buffer)
+        buffers = self._expose(buffer)
         total = buffers[0].copy()
         for other in buffers[1:]:
             total += other
         self.barrier()
         buffer[...] = total
 
-    def _lend(self, buffer: Buffer) -> list[Buffer]:
-        """Every rank's buffer itself; the caller passes a barrier before any is written."""
+    def _expose(self, buffer: Buffer) -> list[Buffer]:
+        """Every rank's buffer itself; pass a barrier before you write to any of them."""
         self._hub.slots[self.rank] = check_buffer(buffer)
         self.barrier()
-        return list(self._hub.slots)
+        return cast("list[Buffer]", list(self._hub.slots))
 
     def make_buffer(self, size: int, dtype: npt.DTypeLike) -> Buffer:
         return aligned_zeros(size, dtype)
@@ -124,41 +116,28 @@ class ThreadWorld:
     def drop_buffer(self, buffer: Buffer) -> None:
         return None
 
-    def all_to_all(self, send: Buffer, receive: Buffer) -> None:
-        check_pieces(send, receive, self.size)
-        pieces = receive.reshape(self.size, -1)
-        for sender, theirs in enumerate(self._lend(send)):
-            pieces[sender] = theirs.reshape(self.size, -1)[self.rank]
-        self.barrier()
-
-    def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        self._hub.mail[to].deliver(self.rank, buffer, tag)
-
-    def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
-        expected = self._hub.mail[self.rank].expect(buffer, source, tag)
-        expected.wait()
-        return Received(expected.source, tag)
-
     def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
-        return self._hub.mail[self.rank].expect(buffer, source, tag)
+        return self._hub.mailboxes[self.rank].post(buffer, source, tag)
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
-        self.send(buffer, to, tag)
-        return Dispatched(self.rank)
+        self._hub.mailboxes[to].deliver(self.rank, buffer, tag)
+        return CompletedSend(self.rank)
 
     def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
         lowest = min(self.node_ranks)
-        made: Any = None
+        reserved: tuple[npt.NDArray[np.uint8], list[threading.Lock]] | str | None = None
         if self.rank == lowest:
             try:
-                made = reserve(nbytes, locks)
+                reserved = reserve(nbytes, locks)
             except WorldError as error:
-                made = str(error)
-        all_made = self._hand_round(made)
-        problems = [text for text in all_made if isinstance(text, str)]
+                reserved = str(error)
+        all_reserved = self._gather_objects(reserved)
+        problems = [text for text in all_reserved if isinstance(text, str)]
         if problems:
             raise WorldError(problems[0])
-        return ProcessMemory(*all_made[lowest])
+        mine = all_reserved[lowest]
+        assert isinstance(mine, tuple)
+        return ProcessMemory(*mine)
 
     def raise_if_failed(self) -> None:
         if self._hub.failure:
@@ -168,15 +147,15 @@ class ThreadWorld:
         colours = self.allgather_values(colour)
         members = [rank for rank, other in enumerate(colours) if other == colour]
         hub = _Hub(len(members))
-        if self.rank == members[0]:  # known to the whole world before anybody can wait in it
+        if self.rank == members[0]:  # so that a failure reaches whoever waits in the part
             self._hub.parts.append(hub)
-        hub = self._hand_round(hub)[members[0]]
+        hub = self._gather_objects(hub)[members[0]]
         part = ThreadWorld(members.index(self.rank), len(members), hub)
         part.poll_interval_s = self.poll_interval_s
         return part
 
     def free(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
     def abort(self, code: int = 1) -> NoReturn:
         reason = f"rank {self.rank} aborted the world with code {code}"
@@ -185,9 +164,10 @@ class ThreadWorld:
 
 
 def run_world(size: int, program: Callable[[ThreadWorld], R], timeout_s: float = 60.0) -> list[R]:
-    """Run `program(world)` as `size` ranks; their results in rank order, or the first error."""
+    """Run `program(world)` as `size` ranks; return their results in rank order, or raise the first
+    error."""
     hub = _Hub(size)
-    results: list[Any] = [None] * size
+    results: dict[int, R] = {}
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
@@ -213,4 +193,4 @@ def run_world(size: int, program: Callable[[ThreadWorld], R], timeout_s: float =
         raise WorldError(f"ranks {late} still ran after {timeout_s} s")
     if errors:  # a rank that was woken by another's failure is not the cause
         raise next((e for e in errors if not isinstance(e, WorldError)), errors[0])
-    return results
+    return [results[rank] for rank in range(size)]

@@ -1,113 +1,100 @@
-"""The World: what a rank can ask of the others. Three small files implement it."""
+"""The World: how a rank communicates with the others. Three modules implement it."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import NoReturn, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-Buffer = npt.NDArray[Any]
-"""A contiguous array; it travels as it lies in memory."""
+from paceline.core.vectors import Vector
+
+Buffer = Vector
+"""A contiguous array; it is sent as it lies in memory."""
 
 T = TypeVar("T")
 
 ANY_RANK = -1
-"""As the source of `receive`: whoever sends first."""
-
-
-class Received(NamedTuple):
-    """Where a message came from."""
-
-    source: int
-    tag: int
+"""As the source of `irecv`: whichever rank sends first."""
 
 
 class Pending(Protocol):
-    """A message on its way; keep it until it is done."""
+    """A message in transit; keep a reference to it until it is done."""
 
     source: int
-    """Who sent it; for a receive known when it is done."""
+    """The sender; of a receive known when it is done."""
 
     def done(self) -> bool:
-        """Whether it has arrived or left; never waits."""
+        """Whether it was received, or may be overwritten; never waits."""
 
     def cancel(self) -> None:
-        """Take a receive back that nobody will answer; `done` then says whether it came before."""
+        """Withdraw a receive; afterwards `done` says whether its message had arrived before."""
 
 
 class NodeMemory(Protocol):
-    """Zeroed memory that all ranks of one node see, and locks that guard it."""
+    """Zeroed memory shared by the ranks of one node, and locks to guard it."""
 
     bytes: npt.NDArray[np.uint8]
-    """The memory; it begins on a page of its own."""
+    """The memory; it starts on a page boundary."""
 
     def hold(self, lock: int) -> AbstractContextManager[None]:
-        """Keep others out of what this lock guards; waiting sleeps. Not to be taken twice."""
+        """Hold a lock, waiting for it asleep. Not reentrant."""
 
     def close(self) -> None:
-        """Give it back, for this rank; views of the memory stay valid until they are dropped."""
+        """Release it for this rank; views of the memory stay valid until they are dropped."""
 
 
 class World(Protocol):
     """All ranks, seen from one of them.
 
-    Whatever waits for other ranks is a method; attributes are facts of this rank. Buffers are
-    contiguous arrays that are read and written in place; small plain values go through
-    `bcast_value` and `allgather_values`, which encode them (see values.py); never tensors.
+    Methods may wait for other ranks; attributes are facts about this rank. Buffers are contiguous
+    arrays that are read and written in place. `bcast_value` and `allgather_values` take small
+    plain values and encode them (see values.py); tensors never go through them.
     """
 
     rank: int
     size: int
     node: str
-    """The name of the machine this rank runs on."""
+    """The name of this rank's machine."""
     node_ranks: tuple[int, ...]
     """The ranks that share memory with this one, itself included."""
     thread_multiple: bool
-    """Whether several threads of this rank may talk to other ranks at the same time."""
+    """Whether several threads of this rank may communicate at the same time."""
 
     poll_interval_s: float | None
-    """Set it, and barriers and sums look now and then, with sleeps of up to so many seconds in
-    between: for threads that others compute beside, and for ranks that outnumber the cores. None
-    leaves waiting to MPI, which burns a core and loses no microsecond."""
+    """If set, barriers and sums poll and sleep up to this long in between: for threads that share
+    their core with computation, and for nodes with more ranks than cores. None leaves waiting to
+    MPI, which keeps a core busy and reacts within a microsecond."""
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
-        """Overwrite every rank's buffer by the root's."""
+        """Overwrite every rank's buffer with the root's."""
 
     def all_reduce(self, buffer: Buffer) -> None:
-        """Overwrite every rank's buffer by the sum over all ranks."""
+        """Overwrite every rank's buffer with the sum over all ranks."""
 
     def make_buffer(self, size: int, dtype: npt.DTypeLike) -> Buffer:
-        """Zeroed memory that `all_reduce` sums without copies; all ranks ask together."""
+        """Zeroed memory that `all_reduce` sums without copies; collective."""
 
     def drop_buffer(self, buffer: Buffer) -> None:
-        """Let go of memory that `make_buffer` gave; views of it stay valid."""
-
-    def all_to_all(self, send: Buffer, receive: Buffer) -> None:
-        """Piece i of `send` goes to rank i; piece j of `receive` came from rank j; all as long."""
-
-    def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
-        """Send to one rank; the buffer may be used again on return."""
-
-    def receive(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Received:
-        """Wait for a message of that tag and write it into the buffer."""
+        """Release memory of `make_buffer`; views of it stay valid."""
 
     def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
-        """Post a receive: the message will be written into the buffer.
+        """Post a receive: the message will be written to the buffer.
 
-        A shorter message fills its beginning; a longer one must not come (between two ranks it is
-        a WorldError). Receives that match the same messages get them in the order of posting.
+        A shorter message fills the beginning of the buffer; a longer one is an error (a WorldError
+        if it comes from another rank). Receives that match the same messages get them in the order
+        in which they were posted.
         """
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
-        """Start a send, to oneself, too; the buffer must not be touched before it is done.
+        """Start to send; do not touch the buffer before it is done. A rank may send to itself.
 
-        A posted message is one piece: on MPI it has at most 2^31 - 1 elements.
+        A message is never divided: on MPI it has at most 2^31 - 1 elements.
         """
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called it."""
 
     def bcast_value(self, value: T, root: int = 0) -> T:
         """The root's small value, on every rank."""
@@ -116,38 +103,26 @@ class World(Protocol):
         """Every rank's small value, in rank order, on every rank."""
 
     def node_memory(self, nbytes: int, locks: int = 1) -> NodeMemory:
-        """Memory in common with the ranks of this node; all ranks of the world ask together.
+        """Memory shared with the ranks of this node; collective over the whole world.
 
-        If one of them cannot have it, all get the same WorldError.
+        If one rank cannot get it, all ranks raise the same WorldError.
         """
 
     def raise_if_failed(self) -> None:
-        """Raise if another rank has failed, for who waits without asking anybody; never waits."""
+        """Raise if another rank has failed; never waits. For loops that wait without calling."""
 
     def split(self, colour: int) -> World:
-        """A world of the ranks that gave the same colour, in the same order."""
+        """A world of the ranks with the same colour, in the same order."""
 
     def free(self) -> None:
-        """Give back what a world made by `split` holds, which is not used any more; all its ranks
-        call it together."""
+        """Release what a world made by `split` holds; all its ranks call it together, last."""
 
     def abort(self, code: int = 1) -> NoReturn:
         """End all ranks at once with this non-zero exit code."""
 
 
 def check_buffer(buffer: Buffer) -> Buffer:
-    """A buffer must be one piece of memory: a copy made on the way would get the result."""
+    """Refuse arrays that are not contiguous: the result would be written to a copy."""
     if not isinstance(buffer, np.ndarray) or not buffer.flags.c_contiguous:
         raise TypeError("a buffer must be a contiguous numpy array")
     return buffer
-
-
-def check_pieces(send: Buffer, receive: Buffer, size: int) -> None:
-    """What `all_to_all` needs: as much goes as comes, in a piece for each rank."""
-    if check_buffer(send).dtype != check_buffer(receive).dtype:
-        raise TypeError(f"sends {send.dtype}, but receives {receive.dtype}")
-    if send.size != receive.size or send.size % size:
-        raise ValueError(
-            f"{send.size} elements to send and {receive.size} to receive are not one equal piece "
-            f"for each of {size} ranks"
-        )

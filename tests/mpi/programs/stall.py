@@ -21,6 +21,7 @@ def tell_that_it_has_left():
 
 
 import paceline  # noqa: E402
+from paceline.comm import wait_until  # noqa: E402
 from paceline.runtime.watchdog import stall_detector as stalls  # noqa: E402
 from paceline.runtime.watchdog import thread as watch  # noqa: E402
 from paceline.runtime.watchdog import watched  # noqa: E402
@@ -36,7 +37,7 @@ def load(step):
     if how == "stop" and step == 3:
         os.kill(os.getpid(), signal.SIGSTOP)
     if how == "apart" and step == 3:
-        world.receive(np.zeros(1))
+        wait_until(world.irecv(np.zeros(1)).done)
     if how == "busy":
         keep_busy()
 

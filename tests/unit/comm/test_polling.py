@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from paceline.comm import Backoff, wait_for_any, wait_until
+from paceline.comm import Backoff, wait_until
 
 
 class Later:
@@ -63,11 +63,6 @@ def test_no_sleep_is_longer_than_asked_for(monkeypatch):
 def test_what_is_there_at_once_costs_no_pause(monkeypatch):
     monkeypatch.setattr(Backoff, "pause", lambda self: pytest.fail("paused"))
     wait_until(lambda: True)
-    assert wait_for_any([Later(0), Later(0)]) == 0
-
-
-def test_the_first_that_is_done_is_found():
-    assert wait_for_any([Later(1000), Later(70), Later(1000)]) == 1
 
 
 def test_an_error_of_what_is_looked_at_ends_the_wait():
@@ -76,8 +71,3 @@ def test_an_error_of_what_is_looked_at_ends_the_wait():
 
     with pytest.raises(KeyError):
         wait_until(unwell)
-
-
-def test_nothing_is_not_waited_for():
-    with pytest.raises(ValueError, match="nothing to wait for"):
-        wait_for_any([])

@@ -9,6 +9,7 @@ import contextlib
 import zlib
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import cast
 
 from paceline.comm.mpi import MPIWorld
 from paceline.comm.nonblocking.async_comm import (
@@ -158,8 +159,9 @@ def open_comms(
     """
     if len(ranks) == 1:
         return solo_comms()
-    members = world._comm.Get_group().Incl(list(ranks))
-    created = world._comm.Create_group(members, tag=zlib.crc32(name.encode()) % 2**15)
+    whole = cast("MPI.Intracomm", world._comm)
+    members = whole.Get_group().Incl(list(ranks))
+    created = whole.Create_group(members, tag=zlib.crc32(name.encode()) % 2**15)
     members.Free()
     comm, here = MPIAsyncComm(created), [nodes[rank] for rank in ranks]
     messages, callbacks = comm.duplicate(), comm.duplicate()

@@ -137,9 +137,10 @@ class GossipExchange(AsynchronousExchange):
 
     def _quiesce(self) -> None:
         """Take in all that is still under way."""
-        due = np.empty_like(self._sent_to)
-        self._world.all_to_all(self._sent_to, due)
-        wait_until(lambda: self._has_left() and self._received == due.sum())
+        sent_to = self._sent_to.copy()
+        self._world.all_reduce(sent_to)
+        due = int(sent_to[self._world.rank])
+        wait_until(lambda: self._has_left() and self._received == due)
         super()._quiesce()
 
     def snapshot(self) -> dict[str, Any]:

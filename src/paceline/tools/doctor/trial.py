@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline.cluster.cores import affinity
-from paceline.comm import World
+from paceline.comm import Pending, World
 from paceline.runtime.world import init
 from paceline.tools.doctor.world import LARGE_BYTES, MARK, PAIR_BYTES, SMALL_BYTES
 
@@ -95,14 +95,19 @@ def _exchange(world: World, first: int, second: int, nbytes: int, times: int) ->
 
     def there_and_back() -> None:
         if world.rank == first:
-            world.send(buffer, second)
-            world.receive(buffer, second)
+            _wait(world.isend(buffer, second))
+            _wait(world.irecv(buffer, second))
         elif world.rank == second:
-            world.receive(buffer, first)
-            world.send(buffer, first)
+            _wait(world.irecv(buffer, first))
+            _wait(world.isend(buffer, first))
 
     taken = _time(world, there_and_back, times)
     return world.bcast_value(taken, first) / 2
+
+
+def _wait(pending: Pending) -> None:
+    while not pending.done():
+        os.sched_yield()  # a sleep would be measured, too
 
 
 def main() -> int:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.cluster.identity import JOB_DIR
-from paceline.comm import run_world
+from paceline.comm import run_world, wait_until
 from paceline.data.sampling.prefetch import prefetched
 from paceline.runtime.failure import fail
 from paceline.runtime.watchdog import sections as sections
@@ -240,10 +240,10 @@ def test_a_rank_that_receives_waits():
     def program(world):
         if world.rank == 0:
             seen.put(threading.get_ident())
-            world.receive(np.zeros(1))
+            wait_until(world.irecv(np.zeros(1)).done)
         else:
             gate.wait(60)
-            world.send(np.zeros(1), 0)
+            world.isend(np.zeros(1), 0)
 
     seen: queue.SimpleQueue[int] = queue.SimpleQueue()
     with a_thread(lambda: run_world(2, program)):

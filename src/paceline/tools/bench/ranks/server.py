@@ -151,5 +151,5 @@ def _rest(world: World) -> float:
 
 def _wake_up(world: World, seconds: float) -> float:
     if world.rank == 0:
-        world.send(np.array([seconds]), to=WORKERS, tag=_TAG)
+        wait_until(world.isend(np.array([seconds]), to=WORKERS, tag=_TAG).done)
     return seconds

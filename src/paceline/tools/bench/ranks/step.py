@@ -159,7 +159,7 @@ def time_alone(world: World, learner: Learner, steps: int) -> float:
     seconds[0] = (perf_counter() - began) / steps
     learner.rest()
     for other in range(1, world.size):
-        world.send(seconds, other, _TAG)
+        wait_until(world.isend(seconds, other, _TAG).done)
     return float(seconds[0])
 
 
