@@ -16,9 +16,9 @@ def test_a_config_of_theano_mpi_trains(paceline, tmp_path):
     options = ("--epochs", "1", "--lr", "0.1", "--summary", str(told), "--run-dir", "run")
     done = paceline("train", "--config", str(EXAMPLE), "-n", "2", *options)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("today they are:") == 1  # by one process of three
+    assert done.stderr.count("in Paceline they are:") == 1  # by one process of three
     assert "\n  avg_freq: 2 -> rule.every: 2\n" in done.stderr
-    assert "n_epochs: 2 -> epochs: 2 (the command line says otherwise)" in done.stderr
+    assert "n_epochs: 2 -> epochs: 2 (the command line overrides it)" in done.stderr
     assert "2 ranks on 1 node, rule bsp" in done.stdout
     summary = json.loads(told.read_text())
     assert summary["val_accuracy"] > 0.85, summary

@@ -1,4 +1,4 @@
-"""The config files of Theano-MPI, read as settings of today."""
+"""Theano-MPI's config files, translated to Paceline's settings."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from paceline.core.suggestions import nearest
 from paceline.errors import ConfigError
 
 _MARKS = {"sync_rule", "sync_start", "avg_freq", "sync_freq", "exch_strategy", "n_epochs", *MODES}
-"""Keys that no run file of today has: one of them tells that a file is old."""
+"""Keys that no run file of Paceline has: a file with one of them is Theano-MPI's."""
 
 
 class Translation(NamedTuple):
-    """Settings of today, and a line for each old key that says what became of it."""
+    """Paceline's settings, and a line for each old key that says what became of it."""
 
     settings: dict[str, Any]
     lines: tuple[str, ...] = ()
 
 
 def read_run_file(path: Path, given: Mapping[str, Any]) -> Translation:
-    """The settings in a YAML file, today's or of Theano-MPI.
+    """The settings in a YAML file, Paceline's or Theano-MPI's.
 
-    `given` is what the command line says beside it. As there, the settings of the model may stand
-    in a file of its name beside the config: `name: alexnet` and alexnet.yaml.
+    `given` are those of the command line. As in Theano-MPI, the settings of the model may be in a
+    file of its name next to the config: `name: alexnet` and alexnet.yaml.
     """
     content = read_yaml(path)
     if not is_old(content):
@@ -39,7 +39,9 @@ def read_run_file(path: Path, given: Mapping[str, Any]) -> Translation:
     both = model if is_old(model) else {}
     settings, lines = translate(content | both, given)
     files = f"{path} and {beside.name} have" if both else f"{path} has"
-    return Translation(settings, (f"{files} the settings of Theano-MPI; today they are:", *lines))
+    return Translation(
+        settings, (f"{files} the settings of Theano-MPI; in Paceline they are:", *lines)
+    )
 
 
 def is_old(content: Mapping[str, Any]) -> bool:
@@ -48,9 +50,9 @@ def is_old(content: Mapping[str, Any]) -> bool:
 
 
 def translate(content: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Translation:
-    """Settings of Theano-MPI as settings of today; all faults reported at once.
+    """Theano-MPI's settings as Paceline's; all errors are reported at once.
 
-    Settings of today may stand beside them, as long as no two say the same thing.
+    Paceline's own may be among them, as long as no two set the same thing.
 
     >>> translate({"sync_rule": "EASGD", "avg_freq": 2}).settings
     {'rule': {'name': 'easgd', 'every': 2}}
@@ -76,7 +78,7 @@ def translate(content: Mapping[str, Any], given: Mapping[str, Any] | None = None
 
 
 def _read(known: Known) -> tuple[dict[str, Told], list[str]]:
-    """What became of each key, and what is wrong."""
+    """What became of each key, and what is wrong with them."""
     told: dict[str, Told] = {}
     faults = []
     for key, value in known.old.items():
@@ -92,19 +94,21 @@ def _read(known: Known) -> tuple[dict[str, Told], list[str]]:
 def _explain_unknown(key: Any) -> str:
     near = nearest(key, [*KEYS, *RunConfig.model_fields])
     hint = f"; did you mean {near}?" if near else ""
-    return f"{show(key)} is not a setting of Theano-MPI, nor of today{hint}"
+    return f"{show(key)} is not a setting of Theano-MPI or Paceline{hint}"
 
 
 def _find_doubles(told: Mapping[str, Told], beside: set[str]) -> list[str]:
-    """Settings that two keys give, and not alike."""
+    """Settings that two keys set to different values."""
     faults = []
     first: dict[str, str] = {}
     for key, one in told.items():
         for name, value in one.settings.items():
             if name in beside:
-                faults.append(f"{key} and {name} say the same thing; leave one of them out")
+                faults.append(f"{key} and {name} set the same thing; omit one of them")
             elif value != told[first.setdefault(name, key)].settings[name]:
-                faults.append(f"{first[name]} and {key} give two values for {name}; leave one out")
+                faults.append(
+                    f"{first[name]} and {key} give two values for {name}; omit one of them"
+                )
     return faults
 
 
@@ -112,7 +116,7 @@ def _tell(key: str, value: Any, told: Told, outside: set[str]) -> str:
     today = ", ".join(f"{name}: {_written(value)}" for name, value in told.settings.items())
     notes = [told.why] if told.why else []
     if outside & told.settings.keys():
-        notes.append("the command line says otherwise")
+        notes.append("the command line overrides it")
     arrow = f" -> {today}" if today else ""
     return f"{key}: {_written(value)}{arrow}" + (f" ({'; '.join(notes)})" if notes else "")
 

@@ -1,7 +1,7 @@
-"""What each key of a Theano-MPI config says in today's words.
+"""What each key of a Theano-MPI config means in Paceline.
 
 The keys are those of the config files of theano_alexnet and Theano-MPI (github.com/uoguelph-mlrg),
-2014 to 2016. One function or line for each; `old_config.py` brings them together.
+2014 to 2016, with a function or a line for each; `theano_mpi` combines them.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ Settings = Mapping[str, Any]
 
 
 class Told(NamedTuple):
-    """Today's settings by their dotted names, and what else there is to know."""
+    """Paceline's settings by their dotted keys, and what else there is to know."""
 
     settings: Settings = MappingProxyType({})
     why: str = ""
 
 
 class Known(NamedTuple):
-    """What a key may have to look at: the old settings, and the names of new ones beside them."""
+    """What a key may depend on: the old settings, and the keys of new ones that are given too."""
 
     old: Settings
     given: frozenset[str]
 
     @property
     def rule(self) -> str:
-        """BSP or EASGD; later files name the second as the type of the workers."""
+        """BSP or EASGD; later files say EASGD as the type of the workers."""
         usual = "EASGD" if (self.mode or "").upper() == "EASGD" else "BSP"
         return _text(self.old.get("sync_rule", usual)).upper()
 
@@ -50,8 +50,8 @@ _WIRES = dict.fromkeys(("ar", "asa32", "copper", "nccl32"), "float32") | dict.fr
     ("asa16", "copper16", "nccl16"), "float16"
 )
 _SCALED = (
-    "there it was multiplied by the number of workers, here never; for the same course give --lr "
-    "with the product"
+    "Theano-MPI multiplied it by the number of workers, Paceline does not; for the same training "
+    "give --lr with the product"
 )
 
 
@@ -59,8 +59,8 @@ def read_rule(key: str, value: Any, known: Known) -> Told:
     if known.rule in ("BSP", "EASGD"):
         return Told({"rule.name": known.rule.lower()})
     raise ConfigError(
-        f"{key} is {show(value)}, expected BSP or EASGD; for others write a run file of today "
-        "(rule: downpour, gossip, ...)"
+        f"{key} is {show(value)}, expected BSP or EASGD; for other rules write a "
+        "run file of Paceline (rule: downpour, gossip, ...)"
     )
 
 
@@ -92,7 +92,7 @@ def read_mode(key: str, value: Any, known: Known) -> Told:
 def read_start(key: str, value: Any, known: Known) -> Told:
     if _flag(key, value):
         return Told(why="as always: all ranks start together")
-    return Told(why="not possible yet: no worker can join later; all ranks start together")
+    return Told(why="not supported: no worker can join later; all ranks start together")
 
 
 def read_strategy(key: str, value: Any, known: Known) -> Told:
@@ -117,15 +117,15 @@ def read_alpha(key: str, value: Any, known: Known) -> Told:
     if known.rule != "EASGD":
         return Told(why="not needed: BSP has no centre to pull at")
     if key in ("alpha_step", "alpha_minus"):
-        return Told(why="not done: the force stays as it is, unless rule.final_force is set")
+        return Told(why="not done: the force is constant unless rule.final_force is set")
     if key == "server_alpha" and "worker_alpha" in known.old:
-        return Told(why="not used: centre and worker move by the same force, the worker's")
+        return Told(why="not used: centre and worker have the same force, the worker's")
     return Told({"rule.force": value})
 
 
 def read_momentum(key: str, value: Any, known: Known) -> Told:
     if known.old.get("use_momentum") is False:
-        return Told(why="not used, as there: use_momentum is False")
+        return Told(why="not used, as in Theano-MPI: use_momentum is False")
     return Told({"optimizer.momentum": value})
 
 
@@ -146,7 +146,7 @@ def read_policy(key: str, value: Any, known: Known) -> Told:
         return Told(why="not used: a schedule is given")
     if value != "step":
         raise ConfigError(
-            f"{key} is {show(value)}, and only step is understood; name a schedule of today: "
+            f"{key} is {show(value)}, and only step is supported; choose a schedule of Paceline: "
             "--schedule cosine, or schedule: in the file"
         )
     if "lr_step" not in known.old:
@@ -158,7 +158,7 @@ def read_steps(key: str, value: Any, known: Known) -> Told:
     if "schedule" in known.given:
         return Told(why="not used: a schedule is given")
     if known.old.get("lr_policy", "step") != "step":
-        return Told(why="not used, as there: lr_policy is not step")
+        return Told(why="not used, as in Theano-MPI: lr_policy is not step")
     steps = value if isinstance(value, list) else [value]
     if not steps or not all(type(step) is int and step > 0 for step in steps):
         raise ConfigError(f"{key} is {show(value)}, expected epochs as in [20, 40, 60]")
@@ -171,7 +171,7 @@ def read_name(key: str, value: Any, known: Known) -> Told:
     if _text(value) in MODELS:
         return Told({"model": MODELS[value]})
     if "model" in known.given:
-        return Told(why="the model is the one that is named beside it")
+        return Told(why="not used: a model is given")
     raise ConfigError(
         f"{key} is {show(value)}, which Paceline does not have (it has {', '.join(MODELS)}); name "
         "your own: paceline train file.py:function TRAIN --config FILE, or model: in the file"
@@ -181,24 +181,24 @@ def read_name(key: str, value: Any, known: Known) -> Told:
 def read_classes(key: str, value: Any, known: Known) -> Told:
     classes = 1000 if _text(known.old.get("name")) in MODELS else 10
     if "model" in known.given:
-        return Told(why="not needed: the model that is named has its own")
+        return Told(why="not needed: the given model has its own")
     if value == classes:
-        return Told(why="as the model has them")
+        return Told(why="the model has as many")
     raise ConfigError(
         f"{key} is {show(value)}, and the model has {classes} classes; build it with as many as "
-        "you need in a function of your own, and name that: model: file.py:function"
+        "you need in a function of your own: model: file.py:function"
     )
 
 
 def read_folder(key: str, value: Any, known: Known) -> Told:
     part = "train" if key == "train_folder" else "validation"
     if f"data.{part}" in known.given:
-        return Told(why="not used: the data is named beside it")
+        return Told(why="not used: the data is given")
     if part == "validation":
-        return Told(why="not read (hickle files): name data.validation to validate")
+        return Told(why="not read (hickle files); set data.validation to validate")
     raise ConfigError(
-        f"{key} is {show(value)}: the hickle files of Theano-MPI are not read; convert them, and "
-        "name the data: paceline train MODEL TRAIN VAL --config FILE, or data: {train: ...} in "
+        f"{key} is {show(value)}: the hickle files of Theano-MPI are not supported; convert them, "
+        "and name the data: paceline train MODEL TRAIN VAL --config FILE, or data: {train: ...} in "
         "the file"
     )
 
@@ -207,28 +207,28 @@ def read_resume(key: str, value: Any, known: Known) -> Told:
     if not _flag(key, value):
         return Told(why="a new run, as always")
     place = known.old.get("load_path", "auto")
-    return Told({"resume": place}, "a run of Paceline; weights of Theano-MPI are not read")
+    return Told({"resume": place}, "a run of Paceline; Theano-MPI's weights are not supported")
 
 
 def read_snapshots(key: str, value: Any, known: Known) -> Told:
-    rarer = "" if value == 1 else "the nearest; a number of steps or a time can be set, too"
+    rarer = "" if value == 1 else "the nearest; a number of steps or a time is possible, too"
     return Told({"checkpoint_every": "epoch"}, rarer)
 
 
 def read_loading(key: str, value: Any, known: Known) -> Told:
     if _flag(key, value):
-        return Told(why="as always: batches are made ready in the background (data.prefetch)")
+        return Told(why="as always: batches are prepared in the background (data.prefetch)")
     return Told({"data.prefetch": 0})
 
 
 def read_random(key: str, value: Any, known: Known) -> Told:
     if _flag(key, value):
-        return Told(why="as always; one seed makes a run repeatable")
+        return Told(why="as always; a seed makes a run repeatable")
     return Told({"data.shuffle": False})
 
 
 def refuse_if_set(why: str) -> Reader:
-    """A key whose False is today's way, and whose True cannot be had."""
+    """A key whose False is what Paceline does, and whose True is not supported."""
 
     def read(key: str, value: Any, known: Known) -> Told:
         if _flag(key, value):
@@ -239,7 +239,7 @@ def refuse_if_set(why: str) -> Reader:
 
 
 def leave_out_if_set(why: str) -> Reader:
-    """A key whose False is today's way, and whose True makes little difference."""
+    """A key whose False is what Paceline does, and whose True makes little difference."""
     return lambda key, value, known: Told(why=why if _flag(key, value) else "as always")
 
 
@@ -263,12 +263,12 @@ def _flag(key: str, value: Any) -> bool:
 
 _NO_PORT = leave_out("not needed: no port is opened")
 _NO_DEVICE = leave_out("not needed: each rank finds its device")
-_DATA = leave_out("not needed: data.train and data.validation say where the data lies")
-_UNTOUCHED = "not done: images are taken as the data gives them; do it in file.py:function"
+_DATA = leave_out("not needed: data.train and data.validation name the data")
+_UNTOUCHED = "not done: images are used as they are; do it in file.py:function"
 _PIXELS, _PIXELS_IF_SET = leave_out(_UNTOUCHED), leave_out_if_set(_UNTOUCHED)
-_SIZE = leave_out("not needed: as large as the images of the data")
-_TELLING = leave_out("not needed: progress, history.jsonl and the event log tell")
-_PLACE = leave_out("not needed: a run makes a directory of its own in runs/ (run_dir)")
+_SIZE = leave_out("not needed: the images have their own size")
+_TELLING = leave_out("not needed: see progress, history.jsonl and the event log")
+_PLACE = leave_out("not needed: every run has its own directory in runs/ (run_dir)")
 
 KEYS: dict[str, Reader] = {
     "sync_rule": read_rule,
@@ -286,20 +286,22 @@ KEYS: dict[str, Reader] = {
     "name": read_name,
     "n_softmax_out": read_classes,
     "n_epochs": rename("epochs"),
-    "batch_size": rename("data.batch_size", "per rank, as there"),
+    "batch_size": rename("data.batch_size", "per rank, as in Theano-MPI"),
     "learning_rate": rename("optimizer.lr", _SCALED),
     "momentum": read_momentum,
     "use_momentum": read_use_momentum,
     "use_nesterov_momentum": read_nesterov,
-    "weight_decay": rename("optimizer.weight_decay", "of all parameters; there not of biases"),
+    "weight_decay": rename(
+        "optimizer.weight_decay", "for all parameters; in Theano-MPI not for biases"
+    ),
     "lr_policy": read_policy,
     "lr_step": read_steps,
-    "lr_adapt_threshold": leave_out("not needed: of lr_policy auto"),
+    "lr_adapt_threshold": leave_out("not needed: it belongs to lr_policy auto"),
     "val_freq": rename("validate_every"),
     "snapshot_freq": read_snapshots,
     "resume_train": read_resume,
-    "load_path": leave_out("the place for resume_train"),
-    "load_epoch": leave_out("not needed: the newest checkpoint is taken"),
+    "load_path": leave_out("see resume_train"),
+    "load_epoch": leave_out("not needed: the newest checkpoint is used"),
     "shuffle": rename("data.shuffle"),
     "random": read_random,
     "weight_init_seed": rename("seed"),
@@ -326,14 +328,14 @@ KEYS: dict[str, Reader] = {
     "print_info_every": _TELLING,
     "print_train_error": _TELLING,
     "verbose": _TELLING,
-    "flag_top_5": leave_out_if_set("not done: val_accuracy is of the first guess"),
-    "monitor_grad": leave_out_if_set("not done: norms of gradients are not recorded"),
+    "flag_top_5": leave_out_if_set("not done: val_accuracy is top-1"),
+    "monitor_grad": leave_out_if_set("not done: gradient norms are not recorded"),
     "initial_val": leave_out_if_set("not done: the first validation is after the first epoch"),
     "debug": refuse_if_set("it trained on a few files; give smaller data instead"),
     "pretrain": refuse_if_set("it trained a VGG of 11 layers; name model: file.py:function"),
     "source": leave_out("not needed: there is one VGG"),
     "lib_conv": leave_out("not needed: the framework has its own convolutions"),
-    "cuda_aware": leave_out("not needed: buffers are handed to MPI as they are"),
+    "cuda_aware": leave_out("not needed: buffers are passed to MPI as they are"),
     "device": _NO_DEVICE,
     "gpushift": _NO_DEVICE,
     "gpu0": _NO_DEVICE,
@@ -343,4 +345,4 @@ KEYS: dict[str, Reader] = {
     "sock_data1": _NO_PORT,
     "sock_gpu": _NO_PORT,
 }
-"""Every key that is understood, and who reads it."""
+"""Every supported key, and the function that reads it."""

@@ -16,8 +16,8 @@ from paceline.errors import ConfigError
 EXAMPLE = Path(__file__).parents[3] / "examples" / "bsp_2016.yaml"
 BSP, EASGD = {"sync_rule": "BSP"}, {"sync_rule": "EASGD"}
 SCALED = (
-    "(there it was multiplied by the number of workers, here never; for the same course give --lr "
-    "with the product)"
+    "(Theano-MPI multiplied it by the number of workers, Paceline does not; for the same training "
+    "give --lr with the product)"
 )
 
 
@@ -32,7 +32,7 @@ def test_bsp_as_in_the_example():
         "seed": 23455,
     }
     assert lines == (
-        f"{EXAMPLE} has the settings of Theano-MPI; today they are:",
+        f"{EXAMPLE} has the settings of Theano-MPI; in Paceline they are:",
         "sync_rule: BSP -> rule.name: bsp",
         "avg_freq: 2 -> rule.every: 2",
         "worker_type: avg -> rule.what: weights (with SGD and 1 step the course of gradients)",
@@ -42,12 +42,12 @@ def test_bsp_as_in_the_example():
         "lr_policy: step -> schedule.name: step",
         "lr_step: [1] -> schedule.name: step, schedule.at: [1], schedule.gamma: 0.1",
         "momentum: 0.9 -> optimizer.momentum: 0.9",
-        "weight_decay: 0.0005 -> optimizer.weight_decay: 0.0005 (of all parameters; there not of "
-        "biases)",
-        "batch_size: 64 -> data.batch_size: 64 (per rank, as there)",
+        "weight_decay: 0.0005 -> optimizer.weight_decay: 0.0005 (for all parameters; in "
+        "Theano-MPI not for biases)",
+        "batch_size: 64 -> data.batch_size: 64 (per rank, as in Theano-MPI)",
         "weight_init_seed: 23455 -> seed: 23455",
         "sync_start: True (as always: all ranks start together)",
-        "para_load: True (as always: batches are made ready in the background (data.prefetch))",
+        "para_load: True (as always: batches are prepared in the background (data.prefetch))",
         "sock_data: 5020 (not needed: no port is opened)",
     )
     config = read_config(settings)
@@ -61,7 +61,7 @@ def test_easgd_as_in_the_ancestors_readme():
     assert lines == (
         "sync_rule: EASGD -> rule.name: easgd",
         "avg_freq: 2 -> rule.every: 2",
-        "sync_start: False (not possible yet: no worker can join later; all ranks start together)",
+        "sync_start: False (not supported: no worker can join later; all ranks start together)",
     )
     assert read_config(settings).rule.every == 2
 
@@ -142,7 +142,7 @@ def test_settings_of_today_may_stand_beside_old_ones():
         "data": {"train": "x.npz"},
         "seed": 4,
     }
-    assert "name: customized (the model is the one that is named beside it)" in lines
+    assert "name: customized (not used: a model is given)" in lines
 
 
 def test_the_command_line_wins_and_fills_gaps():
@@ -152,7 +152,7 @@ def test_the_command_line_wins_and_fills_gaps():
         file | {"learning_rate": 0.1, "lr_policy": "auto"}, given | {"schedule": "cosine"}
     )
     assert settings == {"rule": {"name": "bsp"}, "optimizer": {"name": "sgd", "lr": 0.1}}
-    assert any(line.endswith("product; the command line says otherwise)") for line in lines)
+    assert any(line.endswith("product; the command line overrides it)") for line in lines)
     other = read_config(settings, {"optimizer": {"name": "adam"}})
     assert other.optimizer.lr is None  # another optimizer forgets what was the first one's
 
@@ -168,19 +168,19 @@ WRONG = [
     ),
     (BSP | {"exch_strategy": "zip"}, "exch_strategy is 'zip', expected one of: ar, asa32"),
     (BSP | {"fp": 8}, "fp is 8, expected 16 or 32"),
-    (BSP | {"rule": "bsp"}, "sync_rule and rule.name say the same thing"),
-    (BSP | {"n_epochs": 3, "epochs": 4}, "n_epochs and epochs say the same thing"),
+    (BSP | {"rule": "bsp"}, "sync_rule and rule.name set the same thing"),
+    (BSP | {"n_epochs": 3, "epochs": 4}, "n_epochs and epochs set the same thing"),
     (BSP | {"random": False, "shuffle": True}, "random and shuffle give two values"),
     (BSP | {"name": "customized"}, "name is 'customized', which Paceline does not have .* file.py"),
     (BSP | {"name": "alexnet", "n_softmax_out": 10}, "n_softmax_out is 10, and the model has 1000"),
-    (BSP | {"train_folder": "/t/"}, "hickle files of Theano-MPI are not read"),
-    (BSP | {"lr_policy": "auto"}, "lr_policy is 'auto', and only step is understood"),
+    (BSP | {"train_folder": "/t/"}, "hickle files of Theano-MPI are not supported"),
+    (BSP | {"lr_policy": "auto"}, "lr_policy is 'auto', and only step is supported"),
     (BSP | {"lr_policy": "step"}, "lr_step is missing"),
     (BSP | {"lr_step": [0.5]}, r"lr_step is \[0.5\], expected epochs as in"),
     (BSP | {"debug": True}, "debug is True: it trained on a few files"),
     (BSP | {"pretrain": True}, "pretrain is True"),
     (BSP | {"sync_start": "maybe"}, "sync_start is 'maybe', expected True or False"),
-    (BSP | {"avg_frq": 2}, "'avg_frq' is not a setting of Theano-MPI, nor of today; .* avg_freq"),
+    (BSP | {"avg_frq": 2}, "'avg_frq' is not a setting of Theano-MPI or Paceline; .* avg_freq"),
     (BSP | {"momentun": 2, "fp": 8}, "momentun.* did you mean momentum.*; fp is 8"),
     (BSP | {7: 2}, "7 is not a setting"),
 ]
@@ -203,7 +203,7 @@ def test_the_models_own_file_is_read_as_well(tmp_path):
     settings, lines = read_run_file(tmp_path / "config.yaml", {})
     assert (settings["epochs"], settings["data"]) == (70, {"batch_size": 128})
     assert "config.yaml and alexnet.yaml have the settings of Theano-MPI" in lines[0]
-    (tmp_path / "alexnet.yaml").write_text("epochs: 3\n")  # of today: not of that config
+    (tmp_path / "alexnet.yaml").write_text("epochs: 3\n")  # Paceline's: not part of that config
     settings, lines = read_run_file(tmp_path / "config.yaml", {})
     assert "epochs" not in settings
 
