@@ -1,4 +1,4 @@
-"""The command that a job will run: read and checked now, not when the job starts hours later."""
+"""The command inside of `submit` and `tune`: checked now, not when a job starts hours later."""
 
 from __future__ import annotations
 
@@ -16,49 +16,60 @@ from paceline.config.run import RunConfig
 from paceline.errors import ConfigError
 from paceline.training.run_dir import find_run_dir
 
+_COMMANDS = {"train": train, "run": run}
+
 
 @dataclass(frozen=True)
 class InnerCommand:
-    """A command of Paceline, without the number of its ranks and threads."""
+    """A command of Paceline that a job will run, without the number of its ranks and threads."""
 
     kind: str
     """train or run."""
     words: tuple[str, ...]
-    """What follows it."""
+    """The arguments that follow it."""
     name: str
-    """What the job is called unless it gets another name."""
+    """The job's name unless it gets another."""
     run_dir: Path
     is_new: bool = False
-    """Whether the directory's name is ours, and nobody may have made it before the job."""
+    """Whether we chose the directory's name, so nobody may have made it before the job."""
     ranks: int | None = None
-    """What the command itself says."""
+    """As the command itself says."""
     threads: int | None = None
     tasks: tuple[tuple[str, ...], ...] = ()
-    """The words that each task of an array adds."""
+    """The arguments that each task of an array adds."""
 
 
 def read_command(words: Sequence[str], tasks: Sequence[Settings]) -> InnerCommand:
-    """Read `train ...` or `run ...` with the parsers of these commands; argparse ends if it must.
+    """Read `train ...` or `run ...` as a job will run it.
 
-    A training is told its directory, and to go on in it: then it can be started again.
+    A training gets its directory, and resumes from there: so the job can be started again.
     """
-    if not words or words[0] not in ("train", "run"):
+    args = parse_inner(words)
+    if args is None:
         given = f"not {words[0]!r}" if words else "and nothing was given"
         raise ConfigError(
             f"the command after the resources is train or run, {given}; for example: "
             "paceline submit slurm --nodes 2 -- train mnist"
         )
-    args = _parse(words)
-    if getattr(args, "hosts", None) or getattr(args, "hostfile", None):
-        raise ConfigError("the scheduler chooses the hosts: leave --hosts and --hostfile away")
+    if args.hosts or args.hostfile:
+        raise ConfigError("the scheduler chooses the hosts: omit --hosts and --hostfile")
     return (_read_train if words[0] == "train" else _read_run)(args, tuple(words[1:]), tasks)
 
 
-def _parse(words: Sequence[str]) -> argparse.Namespace:
+def after_separator(words: Sequence[str]) -> list[str]:
+    """The words of an inner command, without the `--` before it."""
+    return list(words[1:] if words and words[0] == "--" else words)
+
+
+def parse_inner(words: Sequence[str]) -> argparse.Namespace | None:
+    """Parse `train ...` or `run ...` by its own parser, which exits if they are wrong.
+
+    None for any other command, and for none.
+    """
+    if not words or words[0] not in _COMMANDS:
+        return None
     parser = argparse.ArgumentParser(prog="paceline")
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command in (train, run):
-        command.add_parser(commands)
+    _COMMANDS[words[0]].add_parser(parser.add_subparsers(dest="command", required=True))
     return parser.parse_args(list(words))
 
 
@@ -106,8 +117,8 @@ def _run_dir(config: RunConfig, name: str, is_array: bool) -> tuple[Path, bool]:
     """The directory, and whether it is a new one, named here."""
     if is_array and config.resume not in (None, "auto"):
         raise ConfigError(
-            f"an array makes a run for each task, and --resume {config.resume} is one run; leave "
-            "either away (an array goes on when its script is submitted again)"
+            f"an array makes a run for each task, and --resume {config.resume} is one run; omit "
+            "either (an array resumes when its script is submitted again)"
         )
     found = None if is_array else find_run_dir(config)
     if found is not None:
@@ -116,18 +127,20 @@ def _run_dir(config: RunConfig, name: str, is_array: bool) -> tuple[Path, bool]:
     used = path / "1" if is_array else path
     if config.resume is None and (used / "config.yaml").exists():
         raise ConfigError(
-            f"run directory {path} holds an earlier run; choose another --run-dir, or go on with "
+            f"run directory {path} holds an earlier run; choose another --run-dir, or resume "
             "it: --resume auto"
         )
     return path, config.run_dir is None
 
 
 def _check_tasks(words: tuple[str, ...], adds: tuple[tuple[str, ...], ...]) -> None:
-    """Read the settings of every task: all that is wrong is told at once."""
+    """Read the settings of every task: all faults are reported at once."""
     faults: dict[str, None] = {}
     for task in adds:
         try:
-            config = read_settings(_parse(["train", *words, *task]))
+            args = parse_inner(["train", *words, *task])
+            assert args is not None
+            config = read_settings(args)
         except ConfigError as error:
             faults[str(error)] = None
             continue

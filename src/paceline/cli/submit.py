@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from paceline.cli.inner_command import InnerCommand, read_command
+from paceline.cli.inner_command import InnerCommand, after_separator, read_command
 from paceline.cluster.schedulers import SCHEDULERS
 from paceline.cluster.schedulers.follow import explain_stuck, follow, stop_command
 from paceline.cluster.schedulers.interface import Scheduler
@@ -140,8 +140,8 @@ def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> tuple[JobRe
     faults: list[str] = []
     command = InnerCommand("train", (), "job", Path("runs").absolute())
     try:
-        words = args.job[1:] if args.job[:1] == ["--"] else args.job
-        command = read_command(words, make_tasks(args.array_seeds, args.sweep))
+        tasks = make_tasks(args.array_seeds, args.sweep)
+        command = read_command(after_separator(args.job), tasks)
     except ConfigError as error:
         faults.append(str(error))
     try:

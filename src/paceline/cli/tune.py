@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.cli import run as run_command
-from paceline.cli import train as train_command
+from paceline.cli.inner_command import after_separator, parse_inner
 from paceline.cluster.cores import available_cores
 from paceline.cluster.detect import detect
 from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
@@ -26,7 +25,6 @@ from paceline.tools.tune.search import Search, best_of, describe_load, tell
 from paceline.tools.tune.trial import Outcome, Stopped, TrialLimits, run_trial, stoppable
 from paceline.training.run_dir import check_writable
 
-_KINDS = {"train": train_command, "run": run_command}
 _PASSED_ON = ("hosts", "hostfile", "launcher")
 
 
@@ -105,23 +103,19 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
 
 def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> TrialCommand:
     """The command behind `--`, checked by its own parser."""
-    words = list(words)
-    if words[:1] == ["--"]:
-        del words[0]
-    if not words or words[0] not in _KINDS:
+    words = after_separator(words)
+    extra = [word for name, value in passed_on.items() if value for word in (f"--{name}", value)]
+    parsed = parse_inner([*words[:1], *extra, *words[1:]])
+    if parsed is None:
         found = f"found {words[0]!r}" if words else "found nothing"
         raise LaunchError(
             f"tune needs a command to try, {found}: paceline tune -- train mnist, or "
             "paceline tune -- run -- script.py"
         )
-    extra = [word for name, value in passed_on.items() if value for word in (f"--{name}", value)]
-    parser = argparse.ArgumentParser(prog="paceline")
-    _KINDS[words[0]].add_parser(parser.add_subparsers())
-    parsed = parser.parse_args([words[0], *extra, *words[1:]])
     if parsed.ranks is not None or parsed.threads is not None:
         raise LaunchError(
-            "tune chooses the ranks and threads; leave -n and --threads away after the --, and "
-            "name those to try before it: paceline tune --ranks 1,2,4 --threads 1,2 -- ..."
+            "tune chooses the ranks and threads; omit -n and --threads after the --, and name "
+            "those to try before it: paceline tune --ranks 1,2,4 --threads 1,2 -- ..."
         )
     script: list[str] = []
     options = [*extra, *words[1:]]
@@ -133,7 +127,7 @@ def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> Tria
         words[0],
         tuple(options),
         tuple(script),
-        on_hosts=any(getattr(parsed, name, None) for name in ("hosts", "hostfile")),
+        on_hosts=bool(parsed.hosts or parsed.hostfile),
     )
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from paceline.errors import ConfigError
 from paceline.observe import write_atomically
+from paceline.observe.text_table import render_text_table
 
-_GAP = "  "
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 
 
@@ -50,8 +50,7 @@ def render_table(rows: Sequence[Row]) -> str:
     ratios = [part for peer in peers for part in (peer, f"vs {peer}")]
     lines = [["case", "unit", "ours", *ratios, *notes]]
     lines += [list(_cells(row, peers, notes)) for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "".join(_render_line(line, widths) for line in lines)
+    return render_text_table(lines, left=(0, 1))  # case and unit are words
 
 
 def write_rows(rows: Sequence[Row], path: str | Path) -> None:
@@ -146,12 +145,3 @@ def _ratio(value: float | None) -> str:
         return "-"
     digits = 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{digits}f}x"
-
-
-def _render_line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Words (case and unit) to the left, figures to the right."""
-    aligned = [
-        cell.ljust(width) if at < 2 else cell.rjust(width)
-        for at, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return _GAP.join(aligned).rstrip() + "\n"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from paceline.observe.text_table import render_text_table
 from paceline.tools.tune.command import TrialCommand
 from paceline.tools.tune.search import best_of
 from paceline.tools.tune.trial import Outcome
@@ -34,8 +35,7 @@ def render_table(outcomes: Sequence[Outcome]) -> str:
     best = best_of(outcomes)
     lines = [[*(title.format(unit=unit) for title in _HEAD), ""]]
     lines += [[*_cells(row, first), _note(row, row is best)] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "".join(_render_line(line, widths) for line in lines)
+    return render_text_table(lines, left=(len(_HEAD),))  # the note
 
 
 def render_notes(outcomes: Sequence[Outcome]) -> str:
@@ -118,9 +118,3 @@ def _note(outcome: Outcome, is_best: bool) -> str:
         return outcome.reason
     note = f"{outcome.status}: {outcome.reason}"
     return note if len(note) <= _LONGEST_NOTE else f"{note[: _LONGEST_NOTE - 3]}..."
-
-
-def _render_line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    *figures, note = cells
-    aligned = [cell.rjust(width) for cell, width in zip(figures, widths, strict=False)]
-    return "  ".join([*aligned, note]).rstrip() + "\n"

@@ -1,11 +1,11 @@
 """The user's command, as it is read, tried and shown."""
 
-import argparse
 import sys
 
 import pytest
 
 from paceline.cli import tune
+from paceline.cli.inner_command import parse_inner
 from paceline.cli.train_settings import read_settings
 from paceline.errors import LaunchError
 from paceline.tools.tune.command import TrialCommand
@@ -51,9 +51,7 @@ def test_a_trial_of_train_trains_on_without_saving(tmp_path):
     given = ["mnist", "--set", "run_dir=mine", "--resume", "auto", "--checkpoint-every", "1"]
     argv = TrialCommand("train", tuple(given)).of_trial(Setting(2), tmp_path)
     assert argv[:4] == [sys.executable, "-m", "paceline", "train"]
-    parser = argparse.ArgumentParser()
-    tune.train_command.add_parser(parser.add_subparsers())
-    args = parser.parse_args(argv[3:])
+    args = parse_inner(argv[3:])
     assert (args.ranks, args.threads, args.restarts) == (2, 1, 0)
     config = read_settings(args)
     assert config.run_dir == str(tmp_path / "run")
