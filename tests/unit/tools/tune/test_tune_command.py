@@ -1,5 +1,6 @@
 """The user's command, as it is read, tried and shown."""
 
+import argparse
 import sys
 
 import pytest
