@@ -4,6 +4,7 @@ import errno
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ def draft_of(path: Path) -> Iterator[Path]:
     It becomes `path` at the end of the block, so that a reader sees the old file or the new one; if
     the block fails, it is removed.
     """
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         yield draft
         draft.replace(path)

@@ -1,4 +1,4 @@
-"""Data: sources and streams of samples, dealt to the ranks so that each is used exactly once."""
+"""Data: sources and streams of samples, split among the ranks so that each is used once."""
 
 from paceline.data.batch import Batch
 from paceline.data.builtin import digits, mnist

@@ -1,11 +1,11 @@
-"""A batch: inputs, targets, how many samples they are, and which."""
+"""A batch: inputs, targets, the number of samples, and which they are."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from paceline.core.chunks import length, split_evenly
 from paceline.core.nests import map_leaves
 from paceline.errors import ConfigError, DataError
 
@@ -16,7 +16,7 @@ SHOWN = 3
 class Batch:
     """Some samples: arrays, tensors or nests of them, whose leading axis counts the samples.
 
-    `targets` is None if the data has none; `indices` are the samples' places in the source.
+    `targets` is None if the data has none; `indices` are the samples' positions in the source.
     """
 
     inputs: Any
@@ -31,37 +31,36 @@ class Batch:
         parts = min(parts, self.samples)
         if parts <= 1:
             return [self]
-        edges = [part * self.samples // parts for part in range(parts + 1)]
-        return [self._cut(first, last) for first, last in pairwise(edges)]
+        return [self._cut(piece) for piece in split_evenly(self.samples, parts)]
 
     def where(self) -> str:
         """Name the samples in a few words, for error messages."""
         if self.indices is None:
-            return f"{self.samples} samples of unknown place"
+            return f"{self.samples} samples at unknown positions"
         shown = ", ".join(str(index) for index in self.indices[:SHOWN])
         if self.samples == 1:
             return f"sample {shown}"
         rest = f", ... ({self.samples} in all)" if self.samples > SHOWN else ""
         return f"samples {shown}{rest}"
 
-    def _cut(self, first: int, last: int) -> "Batch":
+    def _cut(self, piece: slice) -> "Batch":
         def cut(leaf: Any) -> Any:
             if leaf is None:
                 return None
-            length = _leading_length(leaf)
-            if length != self.samples:
+            found = _leading_length(leaf)
+            if found != self.samples:
                 raise DataError(
                     f"a batch of {self.samples} samples cannot be split: one of its arrays has "
-                    f"leading length {length}. Let the first axis count samples, or do not "
+                    f"leading length {found}. Let the first axis count samples, or do not "
                     "accumulate gradients"
                 )
-            return leaf[first:last]
+            return leaf[piece]
 
         return Batch(
             inputs=map_leaves(cut, self.inputs),
             targets=map_leaves(cut, self.targets),
-            samples=last - first,
-            indices=None if self.indices is None else self.indices[first:last],
+            samples=length(piece),
+            indices=None if self.indices is None else self.indices[piece],
         )
 
 

@@ -1,4 +1,4 @@
-"""Many samples to one batch: stacked by numpy, or by torch where the samples hold tensors."""
+"""Collate samples into a batch: by numpy, or by torch where the samples hold tensors."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ def collate_samples(
     by_torch: bool = False,
     name: str = "the data",
 ) -> Batch:
-    """Join samples to a batch; a sample that is a pair is (inputs, target), else inputs only.
+    """Collate samples into a batch; a sample that is a pair is (inputs, target), else inputs only.
 
     The user's `collate` gets the list of samples and may return such a pair itself. Without it,
     samples that hold torch tensors, or all of them if `by_torch`, go through torch's
@@ -34,7 +34,7 @@ def collate_samples(
     except Exception as error:
         places = Batch(None, None, len(samples), indices).where()
         raise DataError(
-            f"{places} of {name} cannot be joined to a batch: {describe_failure(error)}. "
+            f"{places} of {name} cannot be collated into a batch: {describe_failure(error)}. "
             "Let all samples have one shape, or pass a collate function"
         ) from error
     return Batch(inputs, targets, len(samples), indices)
@@ -79,5 +79,5 @@ def _stack(values: list[Any]) -> Any:
         return rebuild(first, [_stack(column) for column in columns])
     stacked = np.stack([np.asarray(value) for value in values])
     if stacked.dtype == object:
-        raise TypeError(f"{type(first).__name__} is nothing that numpy can stack")
+        raise TypeError(f"{type(first).__name__} cannot be stacked by numpy")
     return stacked

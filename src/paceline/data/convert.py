@@ -1,4 +1,4 @@
-"""Whatever a user hands over as data becomes a Source or a Stream."""
+"""Turn whatever you pass as data into a Source or a Stream."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +16,7 @@ KINDS = (
 
 
 def as_source(data: Any, name: str | None = None) -> Source | Stream:
-    """Take the data as what it is: random access where it has it, else a stream of samples.
+    """A Source where the data has random access, else a Stream.
 
     A function is called once per epoch. A generator lasts for one epoch.
     """
@@ -40,17 +40,17 @@ def as_source(data: Any, name: str | None = None) -> Source | Stream:
         return DatasetSource(data, name=name)
     if callable(data):
         return Stream(data, name)
-    raise DataError(f"a {type(data).__name__} is no data; pass {KINDS}")
+    raise DataError(f"a {type(data).__name__} is not data; pass {KINDS}")
 
 
 def _refuse_lookalikes(data: Any) -> None:
     if torch_has(data, "utils", "data", "DataLoader"):
         raise DataError(
-            "a DataLoader batches already; pass its dataset (loader.dataset) and a batch size, "
-            "since Paceline shuffles, shards and batches itself"
+            "a DataLoader already makes batches; pass its dataset (loader.dataset) and a batch "
+            "size, since Paceline shuffles, shards and batches itself"
         )
     if isinstance(data, (str, bytes)):
-        raise DataError(f"a {type(data).__name__} is no data; open_data reads named data sets")
+        raise DataError(f"a {type(data).__name__} is not data; open_data reads named data sets")
     if isinstance(data, (set, frozenset)):
         raise DataError("a set has no order that all ranks share; pass a list")
 
@@ -59,7 +59,7 @@ def _from_tuple(data: tuple[Any, ...], name: str) -> ArraySource:
     if len(data) != 2 or not (is_array(data[0]) or is_nest(data[0])):
         kinds = ", ".join(type(item).__name__ for item in data)
         raise DataError(
-            f"a tuple ({kinds}) is no data; pass (inputs, targets) as arrays or tensors, "
+            f"a tuple ({kinds}) is not data; pass (inputs, targets) as arrays or tensors, "
             "where inputs may be a tuple or dict of arrays, or a list of samples"
         )
     return ArraySource(data[0], data[1], name=name)

@@ -8,15 +8,16 @@ import numpy as np
 from paceline.core.nests import leaves
 from paceline.data.files.multi_file import MultiFileSource
 from paceline.data.formats.image_folder import ImageFolder
-from paceline.data.sources import ArraySource, DatasetSource
+from paceline.data.sources import ArraySource, DatasetSource, Source
+from paceline.data.streams import Stream
 from paceline.errors import PacelineError
 
 SAMPLES = 16
 SAMPLE_BYTES = 65_536
-"""Of each sample that is looked at; those of films and scans are large."""
+"""Read of each sample; those of films and scans are large."""
 
 
-def describe_arrays(source: Any) -> str | None:
+def describe_arrays(source: Source | Stream) -> str | None:
     """Kind and shape of the samples of each array; None where data are not arrays.
 
     >>> describe_arrays(ArraySource(np.zeros((5, 2)), np.arange(5)))
@@ -29,10 +30,10 @@ def describe_arrays(source: Any) -> str | None:
     return ", ".join(_describe(array) for array in source.arrays())
 
 
-def sum_samples(source: Any) -> int | None:
+def sum_samples(source: Source | Stream) -> int | None:
     """A checksum of some samples from the first to the last; None where data are not arrays.
 
-    What is made anew at each reading, as a dataset may, need not be the same twice.
+    A dataset may make its samples anew at each reading, so they need not be the same twice.
     """
     if isinstance(source, DatasetSource) and isinstance(source.dataset, ImageFolder):
         return source.dataset.fingerprint()
@@ -54,7 +55,7 @@ def sum_samples(source: Any) -> int | None:
                 found = zlib.crc32(_start_of(array[place]), found)
     except PacelineError:
         raise
-    except Exception:  # an array of a kind that numpy cannot read; training will tell
+    except Exception:  # an array of a kind that numpy cannot read; training will report it
         return None
     return found
 

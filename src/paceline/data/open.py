@@ -1,4 +1,4 @@
-"""Open the data set that a user names by text."""
+"""Open a data set by its name."""
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
@@ -51,13 +51,13 @@ def open_data(
     shuffle_buffer: int | None = None,
     contents: Sequence[Contents] | None = None,
 ) -> Source | Stream:
-    """Open a data set that is named by text: see KINDS.
+    """Open a data set by its name: see KINDS.
 
-    part is "train" or "validation"; digits, mnist and functions with a parameter `part` heed it.
+    part is "train" or "validation"; digits, mnist and functions with a parameter `part` use it.
     data_dir is where mnist lies. keys are the names of inputs and targets in files (`read_keys`),
     shuffle_buffer how many samples of files that are read in blocks are shuffled at a time.
-    contents is what another rank found in the files (`MultiFileSource.contents`); it spares opening
-    each of them here.
+    contents is what another rank found in the files (`MultiFileSource.contents`), so that they need
+    not all be opened here.
     """
     digits.part_suffix(part)
     names = read_keys(keys)
@@ -76,7 +76,7 @@ def open_data(
     folder, look = split_options(spec)
     if folder and _is_directory(folder):
         return DatasetSource(ImageFolder(Path(folder).expanduser(), look), name=spec)
-    raise DataError(f"'{spec}' names no data; give one of: {KINDS}")
+    raise DataError(f"'{spec}' is not a data set; give one of: {KINDS}")
 
 
 def reads_keys(spec: str) -> bool:
@@ -111,8 +111,7 @@ def _open_files(
         )
     if keys is not None and suffix in NAMELESS:
         raise DataError(
-            f"data.keys names arrays, and {spec} lists {suffix} files, which have no names; leave "
-            "it out"
+            f"data.keys names arrays, and {spec} lists {suffix} files, which have no names; omit it"
         )
     reader = READERS[suffix]
     return MultiFileSource(paths, reader, name=spec, keys=keys, buffer=buffer, contents=contents)
@@ -158,7 +157,7 @@ def _call(spec: str, part: str) -> Source | Stream:
             raise DataError(f"{spec} failed: {cause}") from error
 
     data = make()
-    # What can be run through only once is made anew for each epoch.
+    # An iterator can be consumed only once, so it is made anew for each epoch.
     return Stream(make, spec) if isinstance(data, Iterator) else as_source(data, spec)
 
 

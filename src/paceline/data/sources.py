@@ -31,9 +31,9 @@ class Source(Protocol):
 class ArraySource:
     """Samples along the first axis of arrays: numpy, memory-mapped, torch, or nests of them.
 
-    Whatever has a length and can be indexed by an int64 array will do. `transform` maps the
-    gathered inputs of every batch, so that images can stay small in memory. `files` are those in
-    which the arrays lie: they must not change.
+    Anything that has a length and can be indexed by an int64 array will do. `transform` maps the
+    gathered inputs of every batch, so that images can stay small in memory. `files` hold the
+    arrays, and must not change.
 
     >>> ArraySource(np.arange(6).reshape(3, 2), np.array([0, 1, 0])).take(np.array([2, 0])).inputs
     array([[4, 5],
@@ -63,8 +63,8 @@ class ArraySource:
 
     def take(self, indices: np.ndarray) -> Batch:
         indices = np.ascontiguousarray(indices, dtype=np.int64)
-        # Before, as reading beyond the end of a mapped file that was cut ends the process by
-        # SIGBUS; after, as it may have been written to meanwhile.
+        # Before, since reading beyond the end of a truncated mapped file ends the process by
+        # SIGBUS; after, since it may have been written to meanwhile.
         self.check_files()
         try:
             batch = self._gather(indices)
@@ -86,12 +86,12 @@ class ArraySource:
         return Batch(inputs, targets, len(indices), indices)
 
     def check_files(self) -> None:
-        """Raise if a file in which the arrays lie is not what it was."""
+        """Raise if a file that holds the arrays has changed."""
         for file in self._files:
             file.check()
 
     def arrays(self) -> list[Any]:
-        """Those of the inputs, then those of the targets."""
+        """The arrays of the inputs, then those of the targets."""
         targets = [] if self.targets is None else list(leaves(self.targets))
         return [*leaves(self.inputs), *targets]
 
@@ -165,16 +165,16 @@ def _as_indexable(leaf: Any) -> Any:
         try:
             return np.asarray(leaf)
         except ValueError as error:
-            raise DataError(f"a list makes no array: {describe_failure(error)}") from error
+            raise DataError(f"a list cannot become an array: {describe_failure(error)}") from error
     if isinstance(leaf, (str, bytes)) or not hasattr(leaf, "__getitem__"):
-        raise DataError(f"a {type(leaf).__name__} is no array; pass arrays or tensors")
+        raise DataError(f"a {type(leaf).__name__} is not an array; pass arrays or tensors")
     return leaf
 
 
 def _agree_on_length(arrays: list[Any], name: str) -> int:
     lengths = [_length(array, name) for array in arrays]
     if not lengths:
-        raise DataError(f"{name} holds no array at all")
+        raise DataError(f"{name} holds no arrays")
     for length in lengths:
         if length != lengths[0]:
             raise DataError(
@@ -210,11 +210,11 @@ def _is_mapped(array: Any) -> bool:
 def _gather(array: Any, indices: np.ndarray) -> Any:
     if not isinstance(array, np.ndarray):
         return array[indices]
-    # A view as plain ndarray: np.take on a memmap would dress the batch as a memmap too.
+    # A view as plain ndarray: np.take on a memmap would return a memmap.
     plain = np.asarray(array)
-    # np.take copies all of an array that does not lie in one piece, for every batch.
+    # np.take copies the whole of a non-contiguous array, for every batch.
     taken = plain.take(indices, axis=0) if plain.flags.c_contiguous else plain[indices]
-    # Files may come from a machine of the other byte order, which no framework takes.
+    # Files may come from a machine of the other byte order, which no framework accepts.
     return taken if taken.dtype.isnative else taken.astype(taken.dtype.newbyteorder("="))
 
 

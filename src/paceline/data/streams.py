@@ -1,4 +1,4 @@
-"""Data without random access: samples come one after the other, in their own order."""
+"""Data without random access: samples come one after the other, in a fixed order."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -12,10 +12,10 @@ from paceline.errors import DataError, PacelineError
 
 
 class Stream:
-    """Samples that `make()` gives anew for every epoch; a pair is (inputs, target).
+    """Samples of an iterable that `make()` returns for every epoch; a pair is (inputs, target).
 
     Every rank reads the whole stream and keeps its own samples, so `make` must give the same
-    samples in the same order on every rank. They are not shuffled: the order is the stream's own.
+    samples in the same order on every rank. They are not shuffled.
     """
 
     cheap = False
@@ -47,19 +47,19 @@ class Stream:
             ) from error
 
     def collate(self, samples: list[Any], indices: np.ndarray) -> Batch:
-        """Join samples to a batch; indices are their places in the stream."""
+        """Collate samples into a batch; indices are their positions in the stream."""
         return collate_samples(samples, indices, collate=self._collate, name=self.name)
 
 
 def stream_once(samples: Iterator[Any], name: str) -> Stream:
-    """A stream from an iterator that can be run through only once."""
+    """A stream from an iterator, which can be consumed only once."""
     left = [samples]
 
     def make() -> Iterator[Any]:
         if not left:
             raise DataError(
-                f"{name} can be read only once and has been; "
-                "pass the function that makes it, and each epoch calls it"
+                f"{name} can be read only once, and it has been; pass the function that makes it, "
+                "which is called in every epoch"
             )
         return left.pop()
 

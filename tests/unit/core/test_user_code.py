@@ -74,7 +74,7 @@ def test_a_text_of_another_form_is_refused_and_imports_nothing(tmp_path, spec):
 @pytest.mark.parametrize("spec", ["trap", "trap.py", "trap://host/data", "trap.xyz"])
 def test_data_and_models_of_that_name_import_nothing(tmp_path, spec):
     write(tmp_path / "trap.py", "raise SystemError('imported')\n")
-    with pytest.raises(PacelineError, match=r"names no (data|function)"):
+    with pytest.raises(PacelineError, match=r"is not a data set|names no function"):
         open_data(spec, part="train")
     with pytest.raises(ConfigError, match="names no function"):
         build_replica(RunConfig(model=spec), SoloWorld())

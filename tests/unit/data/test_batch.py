@@ -71,4 +71,4 @@ def test_where_names_the_samples():
     assert many.where() == "samples 17, 4, 903, ... (64 in all)"
     assert Batch(None, None, 2, np.array([5, 6])).where() == "samples 5, 6"
     assert Batch(None, None, 1, np.array([5])).where() == "sample 5"
-    assert Batch(None, None, 3).where() == "3 samples of unknown place"
+    assert Batch(None, None, 3).where() == "3 samples at unknown positions"

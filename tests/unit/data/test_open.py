@@ -113,7 +113,7 @@ def test_a_damaged_member_is_named(tmp_path):
 @pytest.mark.parametrize("name", ["d.npz", "d.npy"])
 def test_what_is_no_array_file_is_named(tmp_path, name):
     (tmp_path / name).write_text("hello, this is text")
-    with pytest.raises(DataError, match=rf"{name} is no \.np[yz] file"):
+    with pytest.raises(DataError, match=rf"{name} is not a \.np[yz] file"):
         open_data(str(tmp_path / name), part="train")
 
 
@@ -190,7 +190,7 @@ def test_a_function_that_fails_or_needs_more_is_named(script):
         open_data(f"{file}:fails", part="train")
     with pytest.raises(DataError, match=r"\.py:needs needs path"):
         open_data(f"{file}:needs", part="train")
-    with pytest.raises(DataError, match="a NoneType is no data"):
+    with pytest.raises(DataError, match="a NoneType is not data"):
         open_data(f"{file}:nothing", part="train")
     with pytest.raises(ConfigError, match="it has: fails, needs, nothing"):
         open_data(f"{file}:fial", part="train")
@@ -203,7 +203,7 @@ def test_a_directory_is_called_one(tmp_path):
 
 @pytest.mark.parametrize("spec", ["cifar", "data.xyz", ""])
 def test_an_unknown_name_lists_what_is_known(spec):
-    with pytest.raises(DataError, match=r"names no data; give one of: digits, mnist, FILE\.h5"):
+    with pytest.raises(DataError, match=r"is not a data set; give one of: digits, mnist, FILE\.h5"):
         open_data(spec, part="train")
 
 

@@ -79,10 +79,10 @@ def test_lengths_that_differ_are_both_named():
     [
         (np.zeros((0, 3)), "no samples"),
         (np.zeros(()), "a single number"),
-        ({}, "no array at all"),
-        ((np.zeros(3), 7), "a int is no array"),
-        ((np.zeros(3), "abc"), "a str is no array"),
-        ([[1, 2], [3]], "a list makes no array"),
+        ({}, "holds no arrays"),
+        ((np.zeros(3), 7), "a int is not an array"),
+        ((np.zeros(3), "abc"), "a str is not an array"),
+        ([[1, 2], [3]], "a list cannot become an array"),
     ],
 )
 def test_what_is_no_array_of_samples_is_refused(inputs, text):
@@ -170,7 +170,7 @@ def test_a_sample_that_cannot_be_read_is_named_with_its_cause():
 @pytest.mark.parametrize("make", [np.zeros, torch.zeros])
 def test_samples_of_several_shapes_are_refused_by_number(make):
     data = [(make(2), 0), (make(3), 0)]
-    with pytest.raises(DataError, match=r"samples 0, 1 of list cannot be joined"):
+    with pytest.raises(DataError, match=r"samples 0, 1 of list cannot be collated"):
         DatasetSource(data).take(np.array([0, 1]))
 
 
@@ -180,7 +180,7 @@ def test_pairs_mixed_with_others_are_refused():
 
 
 def test_objects_that_numpy_cannot_stack_are_refused():
-    with pytest.raises(DataError, match="object is nothing that numpy can stack"):
+    with pytest.raises(DataError, match="object cannot be stacked by numpy"):
         DatasetSource([object()]).take(np.array([0]))
 
 

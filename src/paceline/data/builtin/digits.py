@@ -30,7 +30,7 @@ def read_part(suffix: str) -> tuple[np.ndarray, np.ndarray]:
 def image_source(images: np.ndarray, labels: np.ndarray, name: str) -> ArraySource:
     """Keep images as bytes in memory and normalise those of each batch."""
     source = ArraySource(images, labels.astype(np.int64), transform=normalise, name=name)
-    # Normalising 64 images takes 50 us, less than handing them from thread to thread.
+    # Normalising 64 images takes 50 us, less than passing them between threads.
     source.cheap = True
     return source
 

@@ -7,12 +7,12 @@ import logging
 import math
 import os
 import struct
-import tempfile
 import zlib
 from pathlib import Path
 
 import numpy as np
 
+from paceline.core.files import draft_of
 from paceline.data.builtin.digits import image_source, part_suffix
 from paceline.data.sources import ArraySource
 from paceline.errors import DataError
@@ -33,7 +33,7 @@ IMAGES_MAGIC, LABELS_MAGIC = 0x803, 0x801
 SIDE = 28
 GZIP_MAGIC = b"\x1f\x8b"
 MOST_BYTES = 50_000_000
-"""Of one file, packed or not; the largest has 47,040,016. What has more is not read to its end."""
+"""Of one file, packed or not; the largest has 47,040,016. Larger files are not read to the end."""
 
 
 def load(part: str, data_dir: str | Path | None = None) -> ArraySource:
@@ -121,7 +121,7 @@ def _parse(content: bytes, magic: int, shape: tuple[int, ...], origin: str) -> n
 
 
 def _verify(content: bytes, stem: str, origin: str) -> bytes:
-    """Unpack what is packed, and return the content if it is the one that MNIST has."""
+    """Unpack it if it is packed, and return the content if it is MNIST's."""
     try:
         if content.startswith(GZIP_MAGIC):
             with gzip.open(io.BytesIO(content)) as unpacked:
@@ -154,21 +154,10 @@ def _download(url: str, target: Path) -> None:
         raise DataError(f"cannot download {url}: {cause}. {_remedy(None)}") from error
     _verify(content, target.stem, url)
     try:
-        _store(content, target)
+        with draft_of(target) as draft:
+            draft.write_bytes(content)
     except OSError as error:
         raise DataError(f"cannot write {target}: {error.strerror}; make room for it") from error
-
-
-def _store(content: bytes, target: Path) -> None:
-    """Write under a temporary name, then rename: no other process ever sees half a file."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix="partial-", suffix=".gz")
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _candidates(data_dir: str | Path | None) -> list[Path]:
@@ -178,7 +167,7 @@ def _candidates(data_dir: str | Path | None) -> list[Path]:
     if not named:
         return [cache_directory()]
     if not Path(named).expanduser().is_dir():
-        raise DataError(f"PACELINE_DATA is {named}, which is no directory; correct or unset it")
+        raise DataError(f"PACELINE_DATA is {named}, which is not a directory; correct or unset it")
     return [*_around(Path(named).expanduser()), cache_directory()]
 
 
@@ -191,7 +180,7 @@ def _find(directory: Path, stem: str) -> Path | None:
         try:
             if path.is_file():
                 return path
-        except OSError as error:  # else it would be taken for absent, and fetched
+        except OSError as error:  # otherwise it would count as absent, and be downloaded
             raise DataError(
                 f"cannot look for {path}: {error.strerror}; change its permissions, or name "
                 "another directory"

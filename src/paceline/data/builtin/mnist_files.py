@@ -1,7 +1,7 @@
-"""MNIST as files of samples with a list of them, as mpi_learn's get_mnist script leaves it.
+"""MNIST as files of samples with a list of them, as mpi_learn's get_mnist script writes it.
 
 `features` are images (n, 28, 28, 1) as float32 from 0 to 1, `labels` are (n, 10) as float32, one
-where the digit is. The training images are cut into so many files, the test images into fewer.
+where the digit is. The training images are split into `files` files, the test images into fewer.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ FORMATS = {"hdf5": ".h5", "npz": ".npz"}
 PARTS = ("train", "test")
 CLASSES = 10
 TEST_SHARE = 6
-"""There are so many training files for one test file, as there are training images for one."""
+"""Training files for each test file, as there are training images for each test image."""
 
 Arrays = dict[str, np.ndarray]
 
@@ -79,7 +79,7 @@ def as_arrays(images: np.ndarray, labels: np.ndarray) -> Arrays:
 
 
 def read_mnist(data_dir: str | None) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
-    """How to read the full set: from where it is at hand, else it is fetched first."""
+    """How to read the full set; it is downloaded first if it is not here."""
     directory = mnist.locate(data_dir)
     if directory is None and data_dir is not None:
         raise DataError(f"MNIST is not in {data_dir}; name the folder of its four files")
@@ -103,7 +103,7 @@ def _check_enough(part: str, files: int, samples: int) -> None:
 
 
 def _write_part(listed: Path, paths: list[Path], images: np.ndarray, labels: np.ndarray) -> None:
-    """The list goes first and comes last: where there is one, all its files are whole."""
+    """The list is removed first and written last: where there is one, all its files are whole."""
     listed.unlink(missing_ok=True)
     for path, part in zip(paths, split_evenly(len(images), len(paths)), strict=True):
         with draft_of(path) as draft:

@@ -1,9 +1,9 @@
 """Files of a data set copied once to each node, where its ranks read them from.
 
-There is no message in it: the ranks of a node meet in a folder. Whoever locks a file first copies
-it, so that several ranks copy several files at a time; the others wait. A lock goes with its
-holder, so a copy that was broken off is made by the next. Whatever goes wrong with a copy, the
-file itself is still there to be read.
+It works without messages, through a folder that the ranks of a node share. The first rank to lock
+a file copies it, so that several ranks copy several files at a time; the others wait. A lock ends
+with its holder, so the next rank makes a copy that was interrupted. Whatever goes wrong with a
+copy, the original can still be read.
 """
 
 import fcntl
@@ -23,21 +23,21 @@ from paceline.data.cache.shared_folder import (
     join,
     remove_if_unused,
     remove_stale,
-    start_keeper,
+    start_reaper,
 )
 from paceline.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 STALLED_S = 60.0
-"""After so long without a further byte the others read the file where it is."""
+"""After so long without progress the others read the original."""
 _PAUSE_S = 0.02
 _LONGEST_NAME = 100
 
 
 @dataclass(frozen=True)
 class _Copy:
-    """A file, and where its copy is to lie."""
+    """A file, and where its copy goes."""
 
     source: Path
     target: Path
@@ -47,7 +47,7 @@ class _Copy:
     @classmethod
     def of(cls, source: Path, folder: Path) -> "_Copy":
         found = source.stat()
-        # A file that was written anew has another key, and never the old copy.
+        # A file that was rewritten has another key, and never gets the old copy.
         key = f"{source.resolve()}\0{found.st_size}\0{found.st_mtime_ns}"
         digest = hashlib.sha256(os.fsencode(key)).hexdigest()[:16]
         target = folder / f"{digest}-{source.name[-_LONGEST_NAME:]}"
@@ -58,8 +58,8 @@ class _Copy:
         return self.target.with_name(f"{self.target.name}.{suffix}")
 
     @property
-    def is_settled(self) -> bool:
-        """Whether it is made, or has turned out to be impossible."""
+    def is_done(self) -> bool:
+        """Whether it was made, or failed."""
         return self.target.exists() or self.beside("failed").exists()
 
 
@@ -78,17 +78,17 @@ class NodeCache:
         self._copies: dict[Path, bool] = {}
 
     def fetch(self, paths: Sequence[Path]) -> list[Path]:
-        """Where to read these files: from a copy, or where they are if there is none."""
+        """Where to read these files: the copies, or the originals where there are none."""
         began = time.perf_counter()
         self._join()
         copies = [self._plan(path) for path in paths]
         wanted = [copy for copy in dict.fromkeys(copies) if copy and self._copies[copy.target]]
-        # First what nobody else is copying, then what others have not finished.
-        for copy in [copy for copy in wanted if not _settle(copy, wait=False)]:
-            _settle(copy, wait=True)
+        # First what no other rank is copying, then what others have not finished.
+        for copy in [copy for copy in wanted if not _copy_once(copy, wait=False)]:
+            _copy_once(copy, wait=True)
         pairs = zip(paths, copies, strict=True)
         found = [c.target if c and c.target.exists() else path for path, c in pairs]
-        self._tell(paths, found, time.perf_counter() - began)
+        self._log_result(paths, found, time.perf_counter() - began)
         return found
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class NodeCache:
             remove_stale(self.folder.parent)
             self._held, made = join(self.folder)
             if made:
-                start_keeper(self.folder)
+                start_reaper(self.folder)
             self._limit = self._left_bytes = self._agree_on_limit()
         except OSError as error:
             raise ConfigError(
@@ -114,7 +114,7 @@ class NodeCache:
             ) from error
 
     def _agree_on_limit(self) -> int:
-        """What is free changes while others copy: the first rank of the node looks, for all."""
+        """Free space changes while others copy: the first rank of the node decides for all."""
         limit = self._limit_bytes
         if limit is None:
             limit = shutil.disk_usage(self.folder).free // 2
@@ -126,7 +126,7 @@ class NodeCache:
         return int(agreed.read_text())
 
     def _plan(self, path: Path) -> _Copy | None:
-        """The copy of a file, counted once; None if there is no such file, as opening will tell."""
+        """The copy of a file, counted once; None if there is no such file: opening reports that."""
         try:
             copy = _Copy.of(path, self.folder)
         except OSError:
@@ -137,29 +137,29 @@ class NodeCache:
             self._left_bytes -= copy.size_bytes if fits else 0
         return copy
 
-    def _tell(self, paths: Sequence[Path], found: Sequence[Path], seconds: float) -> None:
+    def _log_result(self, paths: Sequence[Path], found: Sequence[Path], seconds: float) -> None:
         copied = [new for old, new in zip(paths, found, strict=True) if old != new]
         size = show_bytes(sum(path.stat().st_size for path in copied))
         text = f"{len(copied)} of {len(paths)} files ({size}) copied to {self.folder}"
         left = len(paths) - len(copied)
         limit = show_bytes(self._limit)
-        rest = f"; {left} are read where they are (the limit is {limit})" if left else ""
+        rest = f"; {left} are read in place (the limit is {limit})" if left else ""
         log.info("%s in %.1f s%s", text, seconds, rest)
 
 
-def _settle(copy: _Copy, wait: bool) -> bool:
-    """Copy the file unless it is done; False if somebody else is at it and we are not to wait."""
-    if copy.is_settled:
+def _copy_once(copy: _Copy, wait: bool) -> bool:
+    """Copy the file unless it is done; False if another rank is copying it and `wait` is False."""
+    if copy.is_done:
         return True
     with _locked(copy, wait) as locked:
-        if locked and not copy.is_settled:
+        if locked and not copy.is_done:
             _make(copy)
         return locked
 
 
 @contextmanager
 def _locked(copy: _Copy, wait: bool) -> Iterator[bool]:
-    """Hold the lock of this copy; yields whether it was to be had."""
+    """Hold the lock of this copy; yields whether it could be taken."""
     lock = os.open(copy.beside("lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield _lock(lock) or (wait and _wait(copy, lock))
@@ -176,7 +176,7 @@ def _lock(lock: int) -> bool:
 
 
 def _wait(copy: _Copy, lock: int) -> bool:
-    """Wait for whoever copies the file, as long as the copy grows."""
+    """Wait for the rank that copies the file, as long as the copy grows."""
     size, since = -1, time.monotonic()
     while not _lock(lock):
         now = _size_of(copy.beside("partial"))
@@ -207,7 +207,7 @@ def _make(copy: _Copy) -> None:
             partial.unlink(missing_ok=True)
             copy.beside("failed").touch()
         log.warning(
-            "%s cannot be copied to %s (%s); it is read where it is",
+            "%s cannot be copied to %s (%s); it is read in place",
             copy.source,
             copy.target.parent,
             error.strerror,

@@ -1,8 +1,8 @@
-"""A folder that several processes of a node use, and that goes with the last of them.
+"""A folder that several processes of a node use, and that the last of them removes.
 
-Each of them holds a shared lock on a file in it, which the kernel takes back when its holder ends,
-however it ends. Who gets that lock alone may remove the folder. Run as a program, this file waits
-for that moment; so it needs no package but Paceline.
+Each holds a shared lock on a file in it, which the kernel releases when its holder ends, however it
+ends. A process that gets the exclusive lock may remove the folder. Run as a program, this file
+waits for that lock; so it needs no package but Paceline.
 """
 
 import errno
@@ -26,12 +26,12 @@ _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 def join(folder: Path) -> tuple[int, bool]:
-    """Hold on to the folder, which is made unless it is there.
+    """Hold the folder, which is made if it is missing.
 
     Returns the descriptor that holds it, and whether it was made here.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    for _ in range(_TRIES):  # until nobody removes it in between
+    for _ in range(_TRIES):  # until no other process removes it in between
         with suppress(FileNotFoundError):
             made = make_folder(folder)
             with opened_folder(folder) as opened:
@@ -40,17 +40,17 @@ def join(folder: Path) -> tuple[int, bool]:
             if _is_at(held, folder / LOCK):
                 return held, made
             os.close(held)
-    raise OSError(errno.EAGAIN, "others remove it again and again")
+    raise OSError(errno.EAGAIN, "other processes keep removing it")
 
 
 def remove_if_unused(folder: Path, wait: bool = False) -> bool:
-    """Remove the folder if nobody holds on to it, or as soon as nobody does."""
+    """Remove the folder if no process holds it, or with `wait` as soon as none does."""
     try:
         with opened_folder(folder) as opened:
             return _remove(folder, opened, wait)
     except FileNotFoundError:
         return True
-    except OSError:  # somebody uses it, or it is somebody else's
+    except OSError:  # it is in use, or belongs to another user
         return False
 
 
@@ -58,7 +58,7 @@ def _remove(folder: Path, opened: int, wait: bool) -> bool:
     try:
         held = open_file(LOCK, os.O_RDWR, opened)
     except FileNotFoundError:
-        folder.rmdir()  # empty: whoever made it died at once, or is about to try again
+        folder.rmdir()  # empty: its maker died at once, or is about to try again
         return True
     try:
         fcntl.flock(held, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -76,18 +76,18 @@ def _remove(folder: Path, opened: int, wait: bool) -> bool:
 
 
 def remove_stale(directory: Path) -> None:
-    """Remove the folders there that runs have left which were killed."""
+    """Remove the folders that killed runs have left there."""
     with suppress(OSError):
         for folder in directory.glob(f"{PREFIX}*"):
             remove_if_unused(folder)
 
 
-def start_keeper(folder: Path) -> None:
+def start_reaper(folder: Path) -> None:
     """Start a process that removes the folder when all others that use it have ended."""
-    # A job's launcher ends the processes that know the job's folder; this one is to outlive it.
+    # A job's launcher ends the processes that know the job's folder; this one must outlive it.
     environ = {name: text for name, text in os.environ.items() if not name.startswith("PACELINE_")}
     nowhere = subprocess.DEVNULL
-    with suppress(OSError):  # it is for the rare case: the run can do without
+    with suppress(OSError):  # it is for the rare case that all ranks are killed
         subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(__file__).resolve()), str(folder)],
             env=environ,

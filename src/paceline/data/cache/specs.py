@@ -1,4 +1,4 @@
-"""A data set that a user names by text, with this node's copies in place of its files."""
+"""The name of a data set, with this node's copies in place of its files."""
 
 import logging
 import os
@@ -12,13 +12,13 @@ log = logging.getLogger(__name__)
 
 
 def copy_files(spec: str, cache: NodeCache) -> str:
-    """Copy the files of this data set, and name it so that the copies are read.
+    """Copy the files of this data set, and return the name of the copies.
 
-    Many files become a list in the cache's folder. Folders are read where they are.
+    Many files become a list in the cache's folder. Folders are not copied.
     """
     is_list = spec.endswith(SUFFIXES)
     if not is_list and not spec.endswith(tuple(READERS)):
-        log.info("%s is not copied: it is no file; it is read where it is", spec)
+        log.info("%s is not copied, since it is not a file", spec)
         return spec
     if not is_list and not is_pattern(spec):
         return _join(cache.fetch(files_of(Path(spec))))

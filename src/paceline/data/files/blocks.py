@@ -15,15 +15,15 @@ from paceline.data.files.reader import Column
 from paceline.data.sampling.shards import epoch_order, windowed_order
 
 WINDOW_BYTES = 64_000_000
-"""How much is shuffled at a time, and kept in memory for it, unless the user says otherwise."""
+"""How much is shuffled at a time, and kept in memory for it, by default."""
 
 
 class BlockSource(ABC):
     """A Source whose samples lie in numbered blocks, one after the other.
 
-    Who derives from it says `name`, `columns` and `keys`, calls `_lay_out`, and reads blocks. The
-    order of an epoch asks for samples of one block together; where nothing is gained by that,
-    `in_blocks` is False, and all samples are shuffled.
+    A subclass sets `name`, `columns` and `keys`, calls `_lay_out`, and reads blocks. The order of
+    an epoch keeps samples of one block together; where nothing is gained by that, `in_blocks` is
+    False, and all samples are shuffled.
     """
 
     cheap = False
@@ -33,13 +33,13 @@ class BlockSource(ABC):
     keys: Keys
 
     def _lay_out(self, lengths: list[int], window: int | None) -> None:
-        """The samples of each block, and how many are shuffled at a time, if not as usual."""
+        """The samples of each block, and how many are shuffled at a time, if not the default."""
         self._edges = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         self.window = window or max(1, WINDOW_BYTES // self.sample_bytes)
 
     @abstractmethod
     def _read(self, number: int, rows: np.ndarray) -> list[np.ndarray]:
-        """Samples of one block, by their places in it, of each column."""
+        """Samples of one block, by their positions in it, of each column."""
 
     def __len__(self) -> int:
         return int(self._edges[-1])
@@ -58,7 +58,7 @@ class BlockSource(ABC):
         return f"windows of {self.window} samples in {len(self._edges) - 1} blocks ({cut:08x})"
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The samples shuffled, but so that those of a block are asked for together."""
+        """The samples shuffled so that those of a block stay close together."""
         if self.order_facts is None:
             return epoch_order(len(self), seed, epoch)
         return windowed_order(self._edges, self.window, seed, epoch)
@@ -87,7 +87,7 @@ class _Slot:
 
 
 class BlockCache:
-    """Blocks by number; those used longest ago leave first. One block always fits.
+    """Blocks by number; the least recently used are dropped first. One block always fits.
 
     Threads that want the same block wait for the one that reads it.
     """
@@ -102,7 +102,7 @@ class BlockCache:
         return BlockCache, (self.limit_bytes,)  # another process begins with an empty one
 
     def get(self, number: int, read: Callable[[], Arrays]) -> Arrays:
-        """The block of this number, read if it is not at hand."""
+        """The block of this number, read if it is not in memory."""
         with self._lock:
             slot = self._slots.setdefault(number, _Slot())
             self._slots.move_to_end(number)
@@ -114,7 +114,7 @@ class BlockCache:
 
     def _account(self, number: int, slot: _Slot, size_bytes: int) -> None:
         with self._lock:
-            if self._slots.get(number) is not slot:  # left meanwhile, before it was read
+            if self._slots.get(number) is not slot:  # dropped before it was read
                 return
             slot.size_bytes = size_bytes
             self.held_bytes += size_bytes

@@ -1,4 +1,4 @@
-"""A file that is trained on must stay as it is: one that is written to meanwhile is noticed."""
+"""Notice files that change while a run trains on them."""
 
 import logging
 import os
@@ -16,9 +16,9 @@ BLOCK_BYTES = 4096
 
 
 class FileGuard:
-    """A file in use, kept open: who replaces it under its name leaves this one as it is.
+    """A file in use, kept open: replacing it under its name does not affect this one.
 
-    `copied`: all of it is in memory, so a change is worth a warning and no more.
+    `copied`: all of it is in memory, so a change is worth only a warning.
     """
 
     def __init__(self, path: Path, copied: bool = False) -> None:
@@ -31,7 +31,7 @@ class FileGuard:
 
     @property
     def size_bytes(self) -> int:
-        """Of the file as it was opened."""
+        """Its size when it was opened."""
         return self._seen[0]
 
     @property
@@ -40,17 +40,17 @@ class FileGuard:
         return self.size_bytes, self._sum
 
     def check(self) -> None:
-        """Raise if the file is not what it was; takes a microsecond or two.
+        """Raise if the file has changed; takes a microsecond or two.
 
-        A new time alone may be a `touch`, as people do where old files are removed: that is told
-        and allowed if some blocks of the file are the same.
+        A new time alone may be a `touch`, common where old files are purged: that is logged and
+        allowed if some blocks of the file are the same.
         """
         now = self._look()
         if now == self._seen:
             return
         text = f"{self.path} changed while it was trained on ({_tell(self._seen)}, now {_tell(now)}"
         if self.copied:
-            log.warning("%s); this run goes on with what it read at its start", text)
+            log.warning("%s); this run continues with what it read at its start", text)
         elif now[0] != self._seen[0] or self._sum_of_blocks() != self._sum:
             raise DataError(
                 f"{text}); start again, and write new data to another file while a run reads this"
@@ -66,15 +66,15 @@ class FileGuard:
     def _look(self) -> tuple[int, int]:
         try:
             found = os.fstat(self._descriptor)
-        except OSError as error:  # a server of files that is gone, or has lost this one
+        except OSError as error:  # a file server that is gone, or has lost this file
             raise DataError(
-                f"{self.path} cannot be read any more: {error.strerror}; see whether it is there"
+                f"{self.path} can no longer be read: {error.strerror}; check that it is there"
             ) from error
         return found.st_size, found.st_mtime_ns
 
     def _sum_of_blocks(self) -> int:
-        """A checksum of blocks from the first to the last. Read, as a map would end the process
-        if the file were cut meanwhile."""
+        """A checksum of blocks from the first to the last. Read, not mapped: a map would end the
+        process if the file were truncated meanwhile."""
         last = max(0, self.size_bytes - BLOCK_BYTES)
         places = sorted({last * block // (BLOCKS - 1) for block in range(BLOCKS)})
         found = 0

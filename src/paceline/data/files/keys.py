@@ -1,4 +1,4 @@
-"""Which arrays of a file are inputs and which are targets: what a user says, and what is tried."""
+"""Which arrays of a file are inputs and which are targets: as set, or by the usual names."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ USUAL = (
     ("data", "target"),
     ("images", "labels"),
 )
-"""Names of inputs and targets that are tried in turn when the user gives none."""
+"""Names of inputs and targets, tried in turn when you give none."""
 SHOWN = 20
 FORMS = (
     "a pair [inputs, targets], each of them a name, a list of names, or {name in the model: name "
@@ -57,7 +57,7 @@ class Keys:
 
 
 def read_keys(value: Any) -> Keys | None:
-    """What the user set as `data.keys`.
+    """The setting `data.keys`.
 
     >>> read_keys([{"image": "pixels"}, "class"])
     Keys(inputs={'image': 'pixels'}, targets='class')
@@ -82,7 +82,7 @@ def _read_names(part: Any, value: Any) -> Any:
 
 
 def choose_keys(names: Collection[str], keys: Keys | None, path: Path, noun: str) -> Keys:
-    """The user's keys, or the first of the usual pairs that the file has."""
+    """The keys that were set, or the first of the usual pairs that the file has."""
     if keys is None:
         for inputs, targets in USUAL:
             if inputs in names and targets in names:
@@ -96,7 +96,7 @@ def choose_keys(names: Collection[str], keys: Keys | None, path: Path, noun: str
 
 
 def missing_names(missing: list[str], names: Iterable[str], path: Path, noun: str) -> DataError:
-    """The error for names that a file has not."""
+    """The error for names that a file does not have."""
     return DataError(
         f"{path} has no {noun} {' or '.join(missing)}; it has: {list_names(names)}. "
         "Set data.keys to the names of inputs and targets"
@@ -104,7 +104,7 @@ def missing_names(missing: list[str], names: Iterable[str], path: Path, noun: st
 
 
 def list_names(names: Iterable[str]) -> str:
-    """As many as one can read."""
+    """The first of them, and how many there are."""
     found = [str(name) for name in names]
     more = f", ... ({len(found)} in all)" if len(found) > SHOWN else ""
     return f"{', '.join(found[:SHOWN]) or 'none'}{more}"

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Samples that are read together: where they are in their file, and which it is."""
+    """Samples that are read together: their file, and where they are in it."""
 
     path: Path
     first: int
@@ -29,11 +29,11 @@ class _Block:
 
 
 class MultiFileSource(BlockSource):
-    """The samples of one file after those of the other; files may differ in length.
+    """The samples of all files, one file after the other; files may differ in length.
 
     `buffer` is how many samples are shuffled at a time, of files that are best read in blocks; by
-    default as many as fit in WINDOW_BYTES (block_source). So much is kept in memory, too.
-    `contents` is what another rank found in these files; then none is opened before it is read.
+    default as many as fit in WINDOW_BYTES (see blocks). As much is kept in memory. `contents` is
+    what another rank found in these files; then none is opened before it is read.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class MultiFileSource(BlockSource):
         return arrays
 
     def _take_over(self, paths: Sequence[Path], contents: Sequence[Contents]) -> None:
-        """Lay out files that another rank has looked into, if they are there and as large."""
+        """Use what another rank found in the files, if they are here with the same sizes."""
         if len(paths) != len(contents):
             raise DataError(
                 f"{self.name} names {len(paths)} files here, and {len(contents)} on rank 0; every "

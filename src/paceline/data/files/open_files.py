@@ -1,4 +1,4 @@
-"""Files of one data set, opened when they are read; only so many are open at a time."""
+"""Files of one data set, opened when they are read, with a limit on how many stay open."""
 
 import os
 from collections import OrderedDict
@@ -29,15 +29,15 @@ class _Opened:
 
 
 class OpenFiles:
-    """Readers by path; those used longest ago are closed first.
+    """Readers by path; the least recently used are closed first.
 
-    A file that is opened again must be what it was. A process that was forked opens its own.
+    A file that is opened again must be unchanged. A forked process opens its own.
     """
 
     def __init__(self, open_file: OpenFile, keys: Keys | None, known: Any = None) -> None:
         self.keys = keys
         self.known: dict[Path, Contents] = known or {}
-        """What files held that somebody has looked into."""
+        """Contents of the files that were inspected."""
         self._open_file = open_file
         self._lock = Lock()
         self._opened: OrderedDict[Path, _Opened] = OrderedDict()
@@ -48,7 +48,7 @@ class OpenFiles:
 
     @contextmanager
     def use(self, path: Path) -> Iterator[Reader]:
-        """The file's reader, which stays open meanwhile; what is wrong is told with the path."""
+        """The file's reader, which stays open meanwhile; errors name the path."""
         with blamed_on(path):
             opened = self._enter(path)
             try:

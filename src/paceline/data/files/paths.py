@@ -1,4 +1,4 @@
-"""Text lists of files: one per line, with comments and patterns."""
+"""Names of files: found, matched by patterns, and read from lists with one per line."""
 
 import glob
 import logging
@@ -24,7 +24,7 @@ def read_list(name: str) -> list[Path]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"{path} is no list of files: {error}; expected one name per line"
+            f"{path} is not a list of files: {error}; expected one name per line"
         ) from error
     files = []
     for number, line in enumerate(map(str.strip, lines), start=1):
@@ -42,12 +42,12 @@ def expand_pattern(pattern: str) -> list[Path]:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether it is no file itself, and has signs of a pattern."""
+    """Whether it has wildcards, and is not itself the name of a file."""
     return glob.has_magic(name) and not exists(Path(name))
 
 
 def exists(path: Path) -> bool:
-    """Whether there is such a file or folder; a name that nothing can have is none."""
+    """Whether there is such a file or folder; False for names that no file can have."""
     try:
         return path.exists()
     except OSError:
@@ -85,7 +85,7 @@ def _tell_repeated(files: list[Path], path: Path) -> None:
     repeated = len(files) - len(set(files))
     if repeated:
         log.warning(
-            "%s names %d file%s more than once: their samples come as often",
+            "%s names %d file%s more than once: their samples are repeated",
             path,
             repeated,
             "s" * (repeated > 1),
@@ -93,7 +93,7 @@ def _tell_repeated(files: list[Path], path: Path) -> None:
 
 
 def find_file(name: str) -> Path:
-    """The file of this name, which is there and holds something."""
+    """The file of this name, which must exist and not be empty."""
     try:
         path = Path(name).expanduser()
         found = path.stat()

@@ -14,12 +14,12 @@ from paceline.data.number_types import LONG_DOUBLES, NO_LONG_DOUBLES, NUMBERS
 from paceline.errors import DataError, PacelineError
 
 BLOCK_BYTES = 1_000_000
-"""What is worth one reading, where the file itself does not say."""
+"""What is worth one read, where the file itself does not say."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One array of a file, without its leading axis: what a sample has of it."""
+    """One array of a file, without its leading axis: one sample's part of it."""
 
     name: str
     shape: tuple[int, ...]
@@ -36,15 +36,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Contents:
-    """What a file holds. One rank looks; the others lay out the data set by it, and need not open
-    a file before they read it."""
+    """What a file holds. One rank looks; the others use its findings, and need not open a file
+    before they read it."""
 
     samples: int
     keys: Keys
     columns: tuple[Column, ...]
     edges: np.ndarray | None
     index: Any
-    """What the reader had to look through the file for; None where a header says it all."""
+    """What the reader had to scan the file for; None where a header says it all."""
     checks: list[tuple[int, int]]
     """Size and checksum of some blocks, of each file."""
 
@@ -62,7 +62,7 @@ class Reader(Protocol):
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """One for each of the names, inputs first; need not be known of a file without samples."""
+        """One for each name, inputs first; may be unknown for a file without samples."""
         ...
 
     @property
@@ -73,7 +73,7 @@ class Reader(Protocol):
 
     @property
     def index(self) -> Any:
-        """Plain values that spare whoever opens the file again looking through it, or None."""
+        """Plain values that spare the next reader of this file from scanning it, or None."""
         ...
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
@@ -84,7 +84,7 @@ class Reader(Protocol):
 
 
 OpenFile = Callable[[Path, Keys | None, Any], Reader]
-"""Opens a file: which names are wanted, and the index if somebody has made it before."""
+"""Opens a file: which names are wanted, and the index if another reader has made it."""
 
 
 def cut_evenly(samples: int, rows: int) -> np.ndarray:
@@ -97,7 +97,7 @@ def cut_evenly(samples: int, rows: int) -> np.ndarray:
 
 
 def check_numbers(dtype: np.dtype, name: str, path: Path) -> np.dtype:
-    """The type in this machine's byte order; refuse what is no number."""
+    """The type in this machine's byte order; refuse what is not a number."""
     if dtype.kind not in NUMBERS:
         raise DataError(f"{name} in {path} holds values of type {dtype}, expected numbers")
     if dtype.char in LONG_DOUBLES:
@@ -107,15 +107,13 @@ def check_numbers(dtype: np.dtype, name: str, path: Path) -> np.dtype:
 
 @contextmanager
 def blamed_on(path: Path) -> Iterator[None]:
-    """Libraries raise anything at all on a damaged file; whatever it is, the file is named."""
+    """Libraries raise anything at all on a damaged file; whatever it is, name the file."""
     try:
         yield
     except PacelineError:
         raise
     except FileNotFoundError as error:
-        raise DataError(
-            f"there is no file {path} any more; bring it back, or list others"
-        ) from error
+        raise DataError(f"{path} is gone; bring it back, or list other files") from error
     except PermissionError as error:
         raise DataError(f"{path} may not be read by this user; change its permissions") from error
     except MemoryError as error:

@@ -1,4 +1,4 @@
-"""CSV files: looked through once for where rows begin, then read some rows at a time."""
+"""CSV files: scanned once for where rows begin, then read a block of rows at a time."""
 
 import codecs
 import csv
@@ -27,8 +27,8 @@ Index = tuple[np.ndarray, np.ndarray]
 
 
 class CsvFile:
-    """Columns of one CSV file. A first line that holds a word is taken for their names, else they
-    are f0, f1, ...; the first rows tell the type of a column that is named alone."""
+    """Columns of one CSV file. A first line that holds a word gives their names, else they are f0,
+    f1, ...; the first rows give the type of a column that is named alone."""
 
     def __init__(self, path: Path, keys: Keys | None = None, index: Index | None = None) -> None:
         self._path = path
@@ -69,7 +69,7 @@ class CsvFile:
         )
 
     def _choose_types(self, table: Any) -> dict[str, Any]:
-        """What begins with whole numbers may go on with others, in a matrix."""
+        """In a matrix, a column that begins with whole numbers may have fractions later."""
         pyarrow = import_arrow("lib")
         types = {name: table.schema.field(name).type for name in table.schema.names}
         beside = [leaf.names for leaf in self.keys.names() if isinstance(leaf, Matrix)]
@@ -77,7 +77,7 @@ class CsvFile:
 
 
 def index_rows(path: Path, begin: int) -> Index:
-    """Read the file once, and keep nothing of it but where blocks of rows are."""
+    """Read the file once, and remember where blocks of rows are."""
     places, rows, held = [begin], [0], b""
     with path.open("rb") as file:
         file.seek(begin)

@@ -13,15 +13,14 @@ from paceline.data.files.reader import BLOCK_BYTES, Column, check_numbers, cut_e
 from paceline.errors import DataError
 
 CHUNK_CACHE_BYTES = 2**20
-"""Of HDF5's own, for each dataset of an open file; it is of use only for chunks that reach beyond a
-block."""
+"""HDF5's own, for each dataset of an open file; it helps only with chunks that span blocks."""
 
 _MOST_SAMPLES = 2**32
 _MOST_BYTES = 2**42
-"""What a dataset may declare. A damaged header declares anything, and samples that were never
-written take no room on disk, but do in memory."""
+"""What a dataset may declare. A damaged header may declare anything, and samples that were never
+written take no space on disk, but do in memory."""
 _AT_ONCE = 16
-"""Samples that must fit into memory together, at the least."""
+"""Samples that must fit into memory together."""
 
 
 class Hdf5File:
@@ -34,7 +33,7 @@ class Hdf5File:
             import h5py
         except ImportError as error:
             raise need("hdf5", "h5py", error) from error
-        # Ranks only read: locks would keep out others, and some file systems have none.
+        # Ranks only read: locks would exclude other programs, and some file systems have none.
         self._file = h5py.File(path, "r", locking=False, rdcc_nbytes=CHUNK_CACHE_BYTES)
         try:
             asked = choose_keys(self._file.keys(), keys, path, "dataset")
@@ -51,12 +50,12 @@ class Hdf5File:
         self.edges = cut_evenly(self.samples, _rows_per_block(self._datasets, self.columns))
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        """These samples, which follow each other, of each dataset."""
+        """These samples, which are consecutive, of each dataset."""
         first, last = int(rows[0]), int(rows[-1]) + 1
         return [dataset[first:last] for dataset in self._datasets]
 
     def close(self) -> None:
-        """Nothing can be read after that."""
+        """Nothing can be read afterwards."""
         self._file.close()
 
     def _check_there(self, keys: Keys, path: Path) -> None:
@@ -88,7 +87,7 @@ def _describe(dataset: Any, path: Path) -> Column:
     name = dataset.name.lstrip("/")
     if not hasattr(dataset, "dtype") or not dataset.shape:
         raise DataError(
-            f"{name} in {path} is no array with samples along its first axis; "
+            f"{name} in {path} is not an array with samples along its first axis; "
             "name another in data.keys"
         )
     dtype = check_numbers(dataset.dtype, name, path)
@@ -109,7 +108,7 @@ def _check_size(shape: tuple[int, ...], dtype: np.dtype, name: str, path: Path) 
 
 
 def _check_parts(dataset: Any, name: str, path: Path) -> None:
-    """HDF5 reads zeros in place of a part of a virtual dataset that is not there."""
+    """HDF5 reads zeros where a part of a virtual dataset is missing."""
     for source in dataset.virtual_sources() if dataset.is_virtual else ():
         part = source.file_name
         if part != "." and "%" not in part:
@@ -119,7 +118,7 @@ def _check_parts(dataset: Any, name: str, path: Path) -> None:
 
 
 def _check_links(file: Any, name: str, path: Path) -> None:
-    """A name, or a group on its way, may be a link into another file."""
+    """A name, or a group in its path, may be a link into another file."""
     steps = [step for step in name.split("/") if step]
     for last in range(1, len(steps) + 1):
         link = file.get("/".join(steps[:last]), getlink=True)
@@ -129,7 +128,7 @@ def _check_links(file: Any, name: str, path: Path) -> None:
 
 def _check_part(part: str, name: str, path: Path) -> None:
     """Another file that HDF5 opens by itself."""
-    what = "is not there"
+    what = "is missing"
     for place in (path.parent / part, Path(part)):
         try:
             check_regular(place)
@@ -156,7 +155,7 @@ def _agree_on_length(datasets: list[Any], path: Path) -> int:
 
 
 def _rows_per_block(datasets: list[Any], columns: tuple[Column, ...]) -> int:
-    """Whole chunks of the largest dataset: a chunk is unpacked whole, whatever is asked of it."""
+    """Whole chunks of the largest dataset: HDF5 always unpacks a whole chunk."""
     wanted = max(1, BLOCK_BYTES // max(1, sum(column.sample_bytes for column in columns)))
     sizes = [column.sample_bytes for column in columns]
     chunks = datasets[sizes.index(max(sizes))].chunks

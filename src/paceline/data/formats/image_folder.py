@@ -21,14 +21,14 @@ GREY = ("1", "L", "I", "F", "I;16", "LA")
 
 @dataclass(frozen=True)
 class Look:
-    """How images are made one like the other."""
+    """How images are brought to one form."""
 
     size: tuple[int, int] | None = None
     """Width and height to which all are resized; None: all must have one size."""
     mode: str | None = None
     """"RGB" or "L" (grey); None: as the first."""
     channels: str = "first"
-    """Where the axis of the colours is: first, as in torch, or last, as in Keras."""
+    """Where the colour axis is: first, as in torch, or last, as in Keras."""
 
 
 def split_options(spec: str) -> tuple[str, Look]:
@@ -93,9 +93,9 @@ class ImageFolder:
 def decode(
     path: Path, look: Look, like: np.ndarray | None, content: BinaryIO | None = None
 ) -> np.ndarray:
-    """An image as bytes; `like` is one that has the shape which all must have.
+    """An image as bytes; `like` has the shape that all must have.
 
-    `content` is where it is read from, if it is no file of its own.
+    `content` is read in place of the file, if it is given.
     """
     try:
         from PIL import Image
@@ -114,7 +114,7 @@ def decode(
         pixels = _pixels(image, look, mode or ("L" if image.mode in GREY else "RGB"))
     if like is not None and pixels.shape != like.shape:
         raise DataError(
-            f"{path} makes an array of {pixels.shape}, the first image one of {like.shape}; all "
+            f"{path} has the shape {pixels.shape}, the first image {like.shape}; all "
             "images must have one size: add ?size=WIDTHxHEIGHT to the folder's name to resize them"
         )
     return pixels

@@ -27,7 +27,7 @@ _HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.
 
 
 def map_npy(name: str, may_be_empty: bool = False) -> tuple[np.ndarray, FileGuard]:
-    """The array of a .npy file, left in the file and read when it is used."""
+    """The array of a .npy file, memory-mapped."""
     path = find_file(name)
     with _blamed_on(path, "np.save"):
         file = FileGuard(path)
@@ -38,7 +38,7 @@ def map_npy(name: str, may_be_empty: bool = False) -> tuple[np.ndarray, FileGuar
             shape, dtype = _read_header(content, str(path))
             _check_room(str(path), shape, dtype, file.size_bytes - content.tell(), "np.save")
             _check_samples(str(path), shape, may_be_empty)
-        if 0 in shape:  # nothing that could be mapped
+        if 0 in shape:  # an empty file cannot be mapped
             return np.empty(shape, dtype), file
         array = np.load(path, mmap_mode="r", allow_pickle=False)
         if not file.is_at(path):
@@ -73,7 +73,7 @@ def read_npz(
 def look_into_npz(
     name: str, keys: Keys | None
 ) -> tuple[list[tuple[tuple[int, ...], np.dtype]], Keys]:
-    """Shape and type of the arrays of these names in a .npz file, which are not unpacked."""
+    """Shape and type of the arrays of these names in a .npz file, without unpacking them."""
     path = find_file(name)
     found = []
     with _blamed_on(path, "np.savez"), zipfile.ZipFile(path) as archive:
@@ -102,7 +102,7 @@ def _blamed_on(path: Path, writer: str) -> Iterator[None]:
         raise _damaged(str(path), describe_failure(error), writer) from error
 
 
-_SAVE_AS_NPY = "save it as X.npy and Y.npy, which are read bit by bit"
+_SAVE_AS_NPY = "save it as X.npy and Y.npy, which are read piece by piece"
 
 
 def _damaged(origin: str, what: str, writer: str) -> DataError:
@@ -119,17 +119,17 @@ def _check_magic(
     content: IO[bytes], origin: str, kind: str, writer: str, magic: bytes = NPY_MAGIC
 ) -> None:
     if not _starts_with(content, magic):
-        raise DataError(f"{origin} is no {kind} file; write it with {writer}")
+        raise DataError(f"{origin} is not a {kind} file; write it with {writer}")
 
 
 def _read_header(content: IO[bytes], origin: str) -> tuple[tuple[int, ...], np.dtype]:
     version = npy_format.read_magic(content)
-    if version not in _HEADERS:  # 3.0 is for records whose fields have names in Unicode
+    if version not in _HEADERS:  # 3.0 is for records with Unicode field names
         raise DataError(f"{origin} is in .npy format {version}, expected (1, 0) or (2, 0)")
     shape, _, dtype = _HEADERS[version](content)
     if dtype.hasobject:
         raise DataError(
-            f"{origin} holds Python objects, which are not read as they could run code; "
+            f"{origin} holds Python objects, which are not read since they could run code; "
             "save arrays of numbers, all samples of one shape"
         )
     if dtype.kind not in NUMBERS:
@@ -142,7 +142,7 @@ def _read_header(content: IO[bytes], origin: str) -> tuple[tuple[int, ...], np.d
 def _check_room(
     origin: str, shape: tuple[int, ...], dtype: np.dtype, room_bytes: int, writer: str
 ) -> None:
-    """The file must hold what its header claims, before anything of that size is made."""
+    """Refuse a header that claims more than the file holds, before allocating as much."""
     wanted_bytes = math.prod(shape) * dtype.itemsize
     if any(side < 0 for side in shape) or wanted_bytes > room_bytes:
         what = f"its header claims {dtype} of shape {shape}, {wanted_bytes} bytes, "
@@ -150,13 +150,13 @@ def _check_room(
 
 
 def _check_samples(origin: str, shape: tuple[int, ...], may_be_empty: bool) -> None:
-    """A file of several may be empty."""
+    """One file of several may be empty."""
     if shape and shape[0] == 0:
         if may_be_empty:
             return
         raise DataError(f"{origin} holds no samples: its shape is {shape}; expected at least 1")
     if 0 in shape:
-        raise DataError(f"{origin} has samples of no size: its shape is {shape}; expected numbers")
+        raise DataError(f"{origin} has samples of size 0: its shape is {shape}; expected numbers")
 
 
 def _find_members(
@@ -239,7 +239,7 @@ class NpzFile:
         self.edges = np.array([0, self.samples])
 
     def read(self, rows: np.ndarray) -> list[np.ndarray]:
-        """All of the arrays: they are kept by the source, not here."""
+        """All of the arrays: the source keeps them."""
         return read_npz(str(self._path), self.keys)[0]
 
     def close(self) -> None:

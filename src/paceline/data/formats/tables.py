@@ -17,7 +17,7 @@ from paceline.errors import DataError
 
 @dataclass(frozen=True)
 class Matrix:
-    """Columns of numbers that stand side by side in one array of float32."""
+    """Columns of numbers, side by side in one array of float32."""
 
     names: tuple[str, ...]
 
@@ -26,7 +26,7 @@ class Matrix:
 
 
 def choose_columns(names: list[str], keys: Keys | None, path: Path) -> Keys:
-    """The user's keys, where a list of names is one matrix.
+    """The keys that were set, where a list of names is one matrix.
 
     Without them the last column is the target, and the others together are the inputs.
 
@@ -64,7 +64,7 @@ def gather(table: Any, keys: Keys, path: Path) -> list[np.ndarray]:
 
 
 def describe(table: Any, keys: Keys, path: Path) -> tuple[Column, ...]:
-    """What a sample has of each array, by some rows of the table."""
+    """Shape and type of a sample in each array, from some rows of the table."""
     arrays = gather(table, keys, path)
     return tuple(
         Column(str(leaf), array.shape[1:], array.dtype)
@@ -87,7 +87,7 @@ class ParquetFile:
         rows = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self.edges = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
         self.columns: tuple[Column, ...] = ()
-        if self.samples:  # how long lists are, the rows alone tell
+        if self.samples:  # only the rows tell how long lists are
             used = columns_of(self.keys)
             first = next(self._file.iter_batches(1, columns=used, use_threads=False))
             self.columns = describe(first, self.keys, path)
@@ -101,7 +101,7 @@ class ParquetFile:
         return gather(table, self.keys, self._path)
 
     def close(self) -> None:
-        """Nothing can be read after that."""
+        """Nothing can be read afterwards."""
         self._file.close()
 
 
@@ -128,7 +128,7 @@ def _as_array(column: Any, name: str, path: Path) -> np.ndarray:
     if column.null_count:
         raise DataError(
             f"column {name} of {path} has {column.null_count} missing values among its rows; "
-            "fill them, or leave these rows out"
+            "fill them, or omit these rows"
         )
     if hasattr(column, "combine_chunks"):
         column = column.combine_chunks()
@@ -151,7 +151,7 @@ def _check_type(array: np.ndarray, column: Any, name: str, path: Path) -> np.dty
     if array.dtype.kind == "O":
         raise DataError(
             f"column {name} of {path} holds {column.type}, expected numbers; write classes as "
-            "numbers from 0, or leave the column out with data.keys"
+            "numbers from 0, or omit the column with data.keys"
         )
     return check_numbers(array.dtype, f"column {name}", path)
 
@@ -164,7 +164,7 @@ def _join(columns: list[np.ndarray], leaf: Matrix, path: Path) -> np.ndarray:
     for name, column in zip(leaf.names, columns, strict=True):
         if column.ndim != 1:
             raise DataError(
-                f"column {name} of {path} holds lists, and cannot stand beside others in one "
+                f"column {name} of {path} holds lists, and cannot be joined with others in one "
                 "array; name it alone in data.keys, or with others as {NAME: column, ...}"
             )
     return np.stack(columns, axis=1).astype(np.float32, copy=False)

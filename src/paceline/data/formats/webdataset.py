@@ -29,7 +29,7 @@ class _Sample:
 
 
 class TarFile:
-    """Images and their classes in one uncompressed tar: any samples, by their places in it."""
+    """Images and their classes in one uncompressed tar: any samples, by their offsets in it."""
 
     edges = None
     keys = Keys("image", "cls")
@@ -55,7 +55,7 @@ class TarFile:
         return [images, np.array([self._label(number) for number in numbers], np.int64)]
 
     def close(self) -> None:
-        """Nothing can be read after that."""
+        """Nothing can be read afterwards."""
         self._close()
 
     def _image(self, number: int) -> np.ndarray:
@@ -83,7 +83,7 @@ class TarFile:
 
 
 def _index(path: Path) -> Index:
-    """The samples by the headers of the tar; what they hold is passed over."""
+    """Find the samples by the headers of the tar, without reading their content."""
     samples: dict[str, _Sample] = {}
     try:
         with tarfile.open(path, "r:") as archive:
@@ -92,7 +92,7 @@ def _index(path: Path) -> Index:
                     _sort_in(member, samples)
     except tarfile.ReadError as error:
         raise DataError(
-            f"{path} is no tar, or a compressed or damaged one ({error}); write it uncompressed"
+            f"{path} is not a tar, or a compressed or damaged one ({error}); write it uncompressed"
         ) from error
     places = np.empty((len(samples), 4), np.int64)
     for row, sample in zip(places, samples.values(), strict=True):
@@ -108,7 +108,7 @@ def _index(path: Path) -> Index:
 def _sort_in(member: tarfile.TarInfo, samples: dict[str, _Sample]) -> None:
     folder, slash, name = member.name.rpartition("/")
     stem, _, suffix = name.partition(".")
-    if not stem:  # hidden files, as some tars of a Mac have
+    if not stem:  # hidden files, as in tars made on a Mac
         return
     sample = samples.setdefault(key := f"{folder}{slash}{stem}", _Sample(key))
     place = (member.offset_data, member.size)

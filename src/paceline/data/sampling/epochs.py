@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from paceline.data.batch import Batch
-from paceline.data.sampling.partial_epoch import EpochRemainder, check_leg
+from paceline.data.sampling.partial_epoch import EpochRemainder, check_remainder
 from paceline.data.sampling.prefetch import prefetched
 from paceline.data.sampling.shards import (
     Shard,
@@ -31,31 +31,31 @@ def training_batches(
     seed: int = 0,
     epoch: int = 0,
     shuffle: bool = True,
-    leg: EpochRemainder | None = None,
+    remainder: EpochRemainder | None = None,
     taken: int = 0,
     prefetch: int | None = None,
     loaders: int = 1,
 ) -> Iterator[Batch]:
     """This rank's batches of this epoch; every rank gets the same number of them.
 
-    Over all ranks every sample comes exactly once. Of an epoch that was interrupted, `leg` is what
-    was left of it (then a rank may get none), and `taken` how many of its batches in this leg this
-    rank has had. `prefetch` is how many batches are prepared ahead, by so many `loaders` (threads);
-    None leaves it to the source, 0 starts no thread. A stream keeps its own order, whatever
-    `shuffle` says, and is read by one thread.
+    Over all ranks every sample comes exactly once. `remainder` is what was left of an interrupted
+    epoch (then a rank may get none), and `taken` how many of its batches this rank has had.
+    `prefetch` is how many batches are prepared ahead, by so many `loaders` (threads); None leaves
+    it to the source, 0 starts no thread. A stream keeps its own order, whatever `shuffle` says, and
+    is read by one thread.
     """
     check_batch_size(batch_size)
-    leg = leg or EpochRemainder(shard.size, batch_size)
+    remainder = remainder or EpochRemainder(shard.size, batch_size)
     if isinstance(source, Stream):
         stream = source
         depth = depth_ahead(source, prefetch, loaders=1)
-        return prefetched(lambda: _deal_stream(stream, shard, leg, taken), depth)
-    check_leg(leg, shard, len(source))
-    plan = leg.plan(len(source))
+        return prefetched(lambda: _split_stream(stream, shard, remainder, taken), depth)
+    check_remainder(remainder, shard, len(source))
+    plan = remainder.plan(len(source))
 
     def shares() -> Iterator[np.ndarray]:
-        order = leg.pick(order_of(source, seed, epoch, shuffle))
-        for step in range(taken, leg.batches(len(source), shard.rank)):
+        order = remainder.pick(order_of(source, seed, epoch, shuffle))
+        for step in range(taken, remainder.batches(len(source), shard.rank)):
             begin, end = plan.bounds(step, shard.rank)
             yield order[begin:end]
 
@@ -73,7 +73,7 @@ def evaluation_batches(
 ) -> Iterator[Batch]:
     """This rank's share of all samples, in order; a rank may get none.
 
-    A source is dealt in contiguous parts. Of a stream, sample i goes to rank i % size.
+    A source is split into contiguous parts. Of a stream, sample i goes to rank i % size.
     """
     check_batch_size(batch_size)
     if isinstance(source, Stream):
@@ -91,22 +91,25 @@ def evaluation_batches(
 
 
 def depth_ahead(source: Source | Stream, prefetch: int | None, loaders: int) -> int:
-    """How many batches are prepared ahead, if nobody says: as many as pays."""
+    """How many batches are prepared ahead: as set, or by default as many as pay off."""
     if prefetch is not None:
         return prefetch
     return 0 if source.cheap and loaders == 1 else PREFETCH_DEPTH * loaders
 
 
-def _deal_stream(stream: Stream, shard: Shard, leg: EpochRemainder, taken: int) -> Iterator[Batch]:
-    """Deal the stream step by step, one step read ahead, as the last remainder may join it."""
-    world_batch = shard.size * leg.batch_size
+def _split_stream(
+    stream: Stream, shard: Shard, remainder: EpochRemainder, taken: int
+) -> Iterator[Batch]:
+    """Split the stream step by step, reading one step ahead, since what is left over at the end
+    may join the last step."""
+    world_batch = shard.size * remainder.batch_size
     samples = stream.samples()
-    smallest = smallest_step(shard.size, leg.batch_size)
-    first = leg.enter_stream(taken)
+    smallest = smallest_step(shard.size, remainder.batch_size)
+    first = remainder.enter_stream(taken)
     _skip(samples, first, stream)
     held = list(islice(samples, world_batch))
     if not first:
-        check_leg(leg, shard, len(held))
+        check_remainder(remainder, shard, len(held))
     while held:
         ahead = list(islice(samples, world_batch))
         if 0 < len(ahead) < smallest:
@@ -122,7 +125,7 @@ def _deal_stream(stream: Stream, shard: Shard, leg: EpochRemainder, taken: int) 
 
 
 def _skip(samples: Iterator[Any], count: int, stream: Stream) -> None:
-    """Pass over what the run has had before it was interrupted."""
+    """Skip what the run has trained on before it was interrupted."""
     skipped = sum(1 for _ in islice(samples, count))
     if skipped < count:
         raise DataError(

@@ -1,8 +1,8 @@
-"""What is left of an epoch that was interrupted, and how it is dealt to the ranks that go on.
+"""What is left of an interrupted epoch, and how it is split among the ranks of the resumed run.
 
-An epoch that nothing interrupts is one leg: all its samples, dealt to so many ranks in batches of
-one size. A run that goes on with as many ranks goes on in the same leg. With another number, or
-another size of batch, what nobody has taken becomes a leg of its own.
+An epoch that nothing interrupts is one EpochRemainder: all its samples, split among so many ranks
+in batches of one size. A run that is resumed with as many ranks and the same batch size continues
+in it. With another number of ranks or batch size, what no rank has taken becomes a new one.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ Ranges = tuple[tuple[int, int | None], ...]
 
 @dataclass(frozen=True)
 class EpochRemainder:
-    """Samples of one epoch, dealt to `size` ranks in batches of `batch_size`."""
+    """Samples of one epoch, split among `size` ranks in batches of `batch_size`."""
 
     size: int
     batch_size: int
@@ -32,7 +32,7 @@ class EpochRemainder:
         return self.ranges[0][0] if self.ranges else 0
 
     def plan(self, samples: int) -> StepPlan:
-        """The steps of this leg in an epoch of so many samples."""
+        """Its steps, in an epoch of so many samples."""
         if self.ranges is None:
             return plan_steps(samples, self.size, self.batch_size)
         left = sum(last - first for first, last in _bounded(self.ranges, samples))
@@ -42,7 +42,7 @@ class EpochRemainder:
         )
 
     def pick(self, order: np.ndarray) -> np.ndarray:
-        """Of the order of the whole epoch, that of this leg."""
+        """Its part of the whole epoch's order."""
         if self.ranges is None:
             return order
         parts = [order[first:last] for first, last in _bounded(self.ranges, len(order))]
@@ -63,7 +63,9 @@ class EpochRemainder:
         ((10, 17),)
         """
         if len(taken) != self.size:
-            raise CheckpointError(f"{len(taken)} ranks took batches of a leg for {self.size}")
+            raise CheckpointError(
+                f"{len(taken)} ranks took batches of an epoch that was split among {self.size}"
+            )
         if samples is None:
             return ((self._place_in_stream(taken), None),)
         places = self.pick(np.arange(samples))
@@ -81,17 +83,17 @@ class EpochRemainder:
     def _place_in_stream(self, taken: Sequence[int]) -> int:
         if len(set(taken)) > 1:
             raise CheckpointError(
-                "the ranks were at different places of a stream, so no other number of ranks can "
-                f"go on from there; start {self.size} ranks"
+                "the ranks were at different positions in a stream, so no other number of ranks "
+                f"can continue from there; start {self.size} ranks"
             )
         return self.enter_stream(taken[0])
 
 
-def check_leg(leg: EpochRemainder, shard: Shard, samples: int) -> None:
-    """A whole epoch needs a sample for each rank; what is left of one need not have that."""
-    assert leg.size == shard.size, "a leg is dealt to all ranks"
-    if leg.ranges is None:
-        check_enough(samples, leg.size)
+def check_remainder(remainder: EpochRemainder, shard: Shard, samples: int) -> None:
+    """A whole epoch needs a sample for each rank; what is left of one does not."""
+    assert remainder.size == shard.size, "an epoch is split among all ranks"
+    if remainder.ranges is None:
+        check_enough(samples, remainder.size)
 
 
 def _bounded(ranges: Ranges, samples: int) -> list[tuple[int, int]]:

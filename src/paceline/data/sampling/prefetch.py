@@ -23,11 +23,11 @@ def prefetched(
 ) -> Iterator[T]:
     """Iterate over items while threads prepare up to `depth` of them ahead.
 
-    The items themselves are read one after the other. `prepare` is what is done to each of them,
-    by as many threads at a time as there are `loaders`; the results come in the order of the items,
-    whoever was first. An exception is raised after the items that came before it. The threads
-    start with the first item asked for, and end when the items do, or when the iterator is closed
-    or dropped. With depth 0 there is no thread.
+    Items are read one after the other. `prepare` is applied to each of them, in as many threads as
+    there are `loaders`; results come in the order of the items, whichever thread was first. An
+    exception is raised after the items that came before it. The threads start with the first item
+    asked for, and end when the items do, or when the iterator is closed or dropped. With depth 0
+    there is no thread.
     """
     check_loading(depth, loaders)
     if depth == 0:
@@ -44,7 +44,7 @@ def check_loading(depth: int, loaders: int) -> None:
     if loaders > max(1, depth):
         raise ConfigError(
             f"{loaders} loaders, and prefetch is {depth}: no more of them could work at once. Set "
-            f"prefetch to {loaders} or more, or leave it out"
+            f"prefetch to {loaders} or more, or omit it"
         )
 
 
@@ -68,7 +68,7 @@ def _consume(items: Items[Any], depth: int, loaders: int, prepare: Prepare[T]) -
     finally:
         pool.stop()
         # The garbage collector may close this generator from within a loader itself. An item
-        # that never comes must not hold up whoever closes: the daemon is left behind then.
+        # that never comes must not hold up the caller: the daemon thread is then left behind.
         deadline = monotonic() + JOIN_TIMEOUT_S
         for thread in threads:
             if thread is not threading.current_thread():
@@ -76,11 +76,11 @@ def _consume(items: Items[Any], depth: int, loaders: int, prepare: Prepare[T]) -
 
 
 class _Pool:
-    """What loaders share.
+    """What the loader threads share.
 
-    Whose turn it is takes the next item and at once puts a promise of it into `order`: so the
-    promises are in the order of the items, and the one to be kept next is always in work. Only
-    queues that the garbage collector may enter at any time are used by whoever consumes.
+    In turn, each takes the next item and at once puts a promise of its result into `order`: so the
+    promises are in the order of the items, and the next one is always being worked on. The consumer
+    uses SimpleQueue alone, since the garbage collector may run its cleanup at any time.
     """
 
     def __init__(self, items: Items[Any], depth: int, loaders: int, prepare: Prepare[Any]) -> None:

@@ -1,22 +1,22 @@
-"""Who gets which samples: pure arithmetic, the same on every rank.
+"""Which rank gets which samples: pure arithmetic, the same on every rank.
 
-An epoch is cut into steps of size x batch_size samples, and each step is dealt to the ranks in
+An epoch is cut into steps of size x batch_size samples, and each step is split among the ranks in
 contiguous, nearly equal parts. A last remainder too small to give every rank two samples joins
 the step before it: no sample is left out or repeated, no rank is ever without one, and batch
 normalisation, which fails on a single sample, always has more.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
+from paceline.data.sources import Source
 from paceline.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's place among those that share the samples."""
+    """One rank of those that share the samples."""
 
     rank: int
     size: int
@@ -39,7 +39,7 @@ class StepPlan:
     size: int
     batch_size: int
     least: int | None = None
-    """Samples that make a last step of their own, if not as usual."""
+    """The fewest samples that make a last step of their own; None: `smallest_step`."""
     sharers: int | None = None
     """Ranks that get samples, if there are too few for all."""
 
@@ -111,8 +111,8 @@ def windowed_order(edges: np.ndarray, window: int, seed: int, epoch: int) -> np.
     """An order in which neighbours are read together: blocks are shuffled, then samples in windows.
 
     Block k is the samples from edges[k] up to edges[k + 1]. A window is the next blocks, whole,
-    until they have `window` samples or more. Who keeps as many samples in memory reads every block
-    once. The same on all ranks, another in every epoch.
+    until they have `window` samples or more. A reader that keeps as many samples in memory reads
+    every block once. The same on all ranks, another in every epoch.
 
     >>> windowed_order(np.array([0, 3, 6, 8]), 2, seed=1, epoch=0).tolist()
     [2, 0, 1, 4, 3, 5, 6, 7]
@@ -132,7 +132,7 @@ def windowed_order(edges: np.ndarray, window: int, seed: int, epoch: int) -> np.
     return order
 
 
-def order_of(source: Any, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
+def order_of(source: Source, seed: int, epoch: int, shuffle: bool) -> np.ndarray:
     """The order of the source's samples in this epoch: its own `order`, if it has one."""
     own = getattr(source, "order", None)
     if own is None or not shuffle:

@@ -1,8 +1,8 @@
-"""Batches dealt to whoever is free: numbered through the run, and granted bit by bit.
+"""Batches for asynchronous workers: numbered through the run, and granted a few at a time.
 
-Workers that go at their own pace have no fixed share of an epoch: the slowest would be left with
-a long tail. Instead each asks for numbers, and a fast one gets more of them. Whoever grants them
-sees to it that each number is granted once; then every sample comes exactly once per epoch.
+Asynchronous workers have no fixed share of an epoch: the slowest would be left with a long tail.
+Instead each asks for numbers, and a fast one gets more of them. The ledger grants each number once,
+so every sample comes exactly once per epoch.
 """
 
 from collections import deque
@@ -25,18 +25,18 @@ ORDERS_KEPT = 2
 
 
 class BatchGrants:
-    """The numbers of batches that this worker may take, granted bit by bit.
+    """The numbers of batches that this worker may take, granted a few at a time.
 
     They serve one iterator of `granted_batches`, in the order in which they were granted.
 
-    >>> tickets = BatchGrants()
-    >>> tickets.grant(4, 6)
-    >>> tickets.take(), tickets.outstanding
+    >>> grants = BatchGrants()
+    >>> grants.grant(4, 6)
+    >>> grants.take(), grants.outstanding
     (4, 2)
     """
 
     def __init__(self) -> None:
-        # Reentrant: the garbage collector may close an iterator, which drops its tickets, while
+        # Reentrant: the garbage collector may close an iterator, which drops its grants, while
         # the same thread is in one of these methods.
         self._changed = Condition()
         self._granted: deque[range] = deque()
@@ -58,10 +58,10 @@ class BatchGrants:
     def grant(self, first: int, last: int) -> None:
         """Allow the batches from `first` up to, but not including, `last`."""
         if not 0 <= first <= last:
-            raise AssertionError(f"tickets {first} to {last} granted, expected 0 <= first <= last")
+            raise AssertionError(f"batches {first} to {last} granted, expected 0 <= first <= last")
         with self._changed:
             if self._ended:
-                raise AssertionError(f"tickets {first} to {last} granted after the end")
+                raise AssertionError(f"batches {first} to {last} granted after the end")
             if first < last:
                 self._granted.append(range(first, last))
                 self._open.append(range(first, last))
@@ -69,7 +69,7 @@ class BatchGrants:
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """No more will come. What is granted is still served, and who waits is woken."""
+        """No more will come. What is granted is still served, and waiting threads wake up."""
         with self._changed:
             self._ended = True
             self._changed.notify_all()
@@ -95,13 +95,13 @@ class BatchGrants:
             return numbers[0]
 
     def expect(self, wait: bool) -> bool:
-        """Whether a batch will come; if that is open, wait for a grant, or refuse to."""
+        """Whether a batch will come; while that is open, wait for a grant, or refuse to."""
         with self._changed:
             while not self._outstanding and not self._ended:
                 if not wait:
                     raise AssertionError(
                         "a batch is asked for, none is granted and no thread prepares any: "
-                        "this would wait for ever"
+                        "this would wait forever"
                     )
                 self._changed.wait()
             return self._outstanding > 0
@@ -120,7 +120,7 @@ class BatchGrants:
 
 def granted_batches(
     source: Source | Stream,
-    tickets: BatchGrants,
+    grants: BatchGrants,
     *,
     batch_size: int,
     workers: int = 1,
@@ -129,12 +129,12 @@ def granted_batches(
     prefetch: int | None = None,
     loaders: int = 1,
 ) -> Iterator[Batch]:
-    """The batches whose numbers `tickets` grants, until it ends.
+    """The batches whose numbers are in `grants`, until it ends.
 
     With n batches per epoch, number t is batch t % n of epoch t // n, in the order that one rank
     alone would take. `prefetch` and `loaders` are as in `training_batches`. With a thread, asking
     for a batch waits for a grant; without one it is an error to ask when none is outstanding.
-    Closing the iterator drops the tickets.
+    Closing the iterator drops the grants.
     """
     numbered, plan = _number(source, batch_size, workers)
     depth = depth_ahead(numbered, prefetch, loaders)
@@ -145,13 +145,13 @@ def granted_batches(
         return order_of(numbered, seed, epoch, shuffle)
 
     def shares() -> Iterator[np.ndarray]:
-        while (ticket := tickets.take()) is not None:
-            epoch, step = divmod(ticket, len(plan))
+        while (number := grants.take()) is not None:
+            epoch, step = divmod(number, len(plan))
             begin, end = plan.bounds(step, rank=0)
             yield order_in(epoch)[begin:end]
 
     batches = prefetched(shares, depth, loaders, numbered.take)
-    return _hand_over(batches, tickets, wait=depth > 0)
+    return _hand_over(batches, grants, wait=depth > 0)
 
 
 def batches_per_epoch(source: Source | Stream, batch_size: int, workers: int = 1) -> int:
@@ -167,26 +167,26 @@ def batches_per_epoch(source: Source | Stream, batch_size: int, workers: int = 1
 def _number(source: Source | Stream, batch_size: int, workers: int) -> tuple[Source, StepPlan]:
     if isinstance(source, Stream):
         raise DataError(
-            "a stream cannot be dealt to workers that go at their own pace; give data with a "
-            "length, or take a synchronous rule (bsp, average, diloco)"
+            "a stream cannot be split among asynchronous workers; give data with a length, or "
+            "use a synchronous rule (bsp, average, diloco)"
         )
     plan = plan_steps(len(source), 1, batch_size)
     # As with synchronous rules: on several ranks a last sample alone joins the batch before it.
     return source, replace(plan, least=min(2, batch_size)) if workers > 1 else plan
 
 
-def _hand_over(batches: Iterator[Batch], tickets: BatchGrants, wait: bool) -> Iterator[Batch]:
+def _hand_over(batches: Iterator[Batch], grants: BatchGrants, wait: bool) -> Iterator[Batch]:
     assert isinstance(batches, Generator), "so it can be closed"
     try:
-        # Training waits here and not for the thread: whoever interrupts it need not wait for a
-        # thread that waits for a ticket itself.
-        while tickets.expect(wait):
+        # Training waits here and not for the thread: an interrupt need not wait for a thread that
+        # itself waits for a grant.
+        while grants.expect(wait):
             batch = next(batches, None)
-            if batch is None or not tickets.hand_over():
+            if batch is None or not grants.hand_over():
                 return
             yield batch
             del batch
     finally:
-        # First the tickets: the thread may wait for one, and closing waits for the thread.
-        tickets.drop()
+        # First the grants: the thread may wait for one, and closing waits for the thread.
+        grants.drop()
         batches.close()

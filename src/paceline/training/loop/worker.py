@@ -270,7 +270,7 @@ class Worker:
             seed=self.config.seed,
             epoch=self.clock.epoch,
             shuffle=data.shuffle,
-            leg=place.leg,
+            remainder=place.leg,
             taken=place.taken,
             prefetch=data.prefetch,
             loaders=data.loaders,

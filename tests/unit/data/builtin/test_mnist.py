@@ -113,7 +113,7 @@ def test_the_cache_is_in_the_home_directory_unless_moved(tmp_path, monkeypatch):
 
 def test_a_variable_that_names_no_directory_is_refused(tmp_path, contents, monkeypatch):
     monkeypatch.setenv("PACELINE_DATA", str(tmp_path / "typo"))
-    with pytest.raises(DataError, match=r"PACELINE_DATA is .*typo, which is no directory"):
+    with pytest.raises(DataError, match=r"PACELINE_DATA is .*typo, which is not a directory"):
         mnist.locate()
 
 

@@ -32,7 +32,7 @@ def files(tmp_path):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "start_keeper", lambda folder: None)
+    monkeypatch.setattr(cache_module, "start_reaper", lambda folder: None)
     return tmp_path / "near"
 
 
@@ -225,5 +225,5 @@ def test_what_is_no_size_is_refused(text):
 
 def test_a_folder_that_others_remove_again_and_again_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(cache_folder, "_is_at", lambda descriptor, path: False)
-    with pytest.raises(ConfigError, match=r"cannot be made: others remove it again and again"):
+    with pytest.raises(ConfigError, match=r"cannot be made: other processes keep removing it"):
         NodeCache(tmp_path, "token").fetch([tmp_path / "x.npy"])

@@ -66,7 +66,7 @@ def refusal(path, content=None):
 def test_a_file_cut_at_any_place_is_refused(tmp_path, name, whole):
     for length in range(len(whole)):
         message = refusal(tmp_path / name, whole[:length])
-        assert any(word in message for word in ("truncated", "is empty", "is no .np")), message
+        assert any(word in message for word in ("truncated", "is empty", "is not a .np")), message
 
 
 def test_a_header_tells_what_it_claims_and_what_there_is(tmp_path):
@@ -93,7 +93,7 @@ def test_an_archive_larger_than_the_memory_is_not_unpacked(tmp_path, monkeypatch
     ("descr", "shape", "said"),
     [
         ("<f4", (0, 3), "holds no samples: its shape is (0, 3)"),
-        ("<f4", (10**15, 0), "has samples of no size"),
+        ("<f4", (10**15, 0), "has samples of size 0"),
         ("<U0", (10**15,), "expected numbers"),
         ("<U3", (2,), "holds values of type <U3, expected numbers"),
         ("<M8[s]", (2,), "expected numbers"),
@@ -142,7 +142,7 @@ def test_strange_paths_are_refused_without_reading(tmp_path):
     for name in ("a" * 5000 + ".npy", "~nobody_of_that_name/x.npy", "nul\0.npz"):
         with pytest.raises(DataError):
             open_data(name, part="train")
-    with pytest.raises(DataError, match="names no data"):
+    with pytest.raises(DataError, match="is not a data set"):
         open_data("a" * 5000, part="train")
 
 
@@ -333,7 +333,7 @@ def test_an_archive_in_memory_outlives_its_file_with_a_warning(tmp_path, caplog)
         source.take(np.array([0]))
     assert len(caplog.records) == 1
     assert "d.npz changed" in caplog.text
-    assert "goes on with what it read at its start" in caplog.text
+    assert "continues with what it read at its start" in caplog.text
 
 
 def is_open(path):

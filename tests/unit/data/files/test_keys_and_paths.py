@@ -86,7 +86,7 @@ def test_what_is_no_array_of_numbers_is_told(tmp_path):
     with pytest.raises(DataError, match=r"y in .*d\.h5 holds values of type object, expected num"):
         open_data(str(tmp_path / "d.h5"), part="train")
     spec = hdf5(tmp_path / "n.h5", x=3.0, y=Y)
-    with pytest.raises(DataError, match=r"x in .*n\.h5 is no array with samples"):
+    with pytest.raises(DataError, match=r"x in .*n\.h5 is not an array with samples"):
         open_data(spec, part="train")
     (tmp_path / "t.h5").write_text("hello")
     with pytest.raises(DataError, match=r"t\.h5 cannot be read"):
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_a_list_is_told(tmp_path, text, said):
 
 def test_a_list_that_is_no_text_and_a_file_named_twice(tmp_path, caplog):
     (tmp_path / "l.list").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"l\.list is no list of files"):
+    with pytest.raises(DataError, match=r"l\.list is not a list of files"):
         open_data(str(tmp_path / "l.list"), part="train")
     hdf5(tmp_path / "a.h5", x=A, y=Y)
     (tmp_path / "l.list").write_text("a.h5\n*.h5\n")

@@ -117,19 +117,19 @@ def test_a_run_that_goes_on_with_other_ranks_gets_what_is_left(files, small_bloc
         seen += [n for _ in range(3) for n in next(batches).indices.tolist()]
     rest = EpochRemainder(3, 5, EpochRemainder(2, 5).rest(TOTAL, [3, 3]))
     for rank in range(3):
-        for batch in training_batches(source, shard=Shard(rank, 3), leg=rest, **options):
+        for batch in training_batches(source, shard=Shard(rank, 3), remainder=rest, **options):
             seen += batch.indices.tolist()
     assert sorted(seen) == list(range(TOTAL))
 
 
 def test_workers_at_their_own_pace_take_the_same_order(files, small_blocks):
     source = opened(files, shuffle_buffer=20)
-    tickets = BatchGrants()
-    tickets.grant(0, 14)
-    tickets.end()
+    grants = BatchGrants()
+    grants.grant(0, 14)
+    grants.end()
     found = [
         n
-        for batch in granted_batches(source, tickets, batch_size=10, seed=4, prefetch=0)
+        for batch in granted_batches(source, grants, batch_size=10, seed=4, prefetch=0)
         for n in batch.indices.tolist()
     ]
     assert found == source.order(4, 0).tolist()
@@ -195,7 +195,7 @@ def test_a_file_that_disappears_is_named(files, monkeypatch):
     source = opened(files)
     (files / "1.h5").unlink()
     assert source.take(np.array([0])).targets.tolist() == [0]
-    with pytest.raises(DataError, match=r"there is no file .*1\.h5 any more"):
+    with pytest.raises(DataError, match=r"1\.h5 is gone"):
         source.take(np.array([0, 50]))
     with pytest.raises(DataError, match=r"train\.list, line 2: there is no file 1\.h5"):
         opened(files)

@@ -59,7 +59,7 @@ def a_group_in_itself(file):
     group["again"] = group
 
 
-NUMBERS, ARRAY, UNREADABLE = "expected numbers", "is no array with samples", "cannot be read"
+NUMBERS, ARRAY, UNREADABLE = "expected numbers", "is not an array with samples", "cannot be read"
 ODD = [
     (texts, NUMBERS),
     (lists, NUMBERS),
@@ -71,7 +71,7 @@ ODD = [
     (a_type, UNREADABLE),
     (a_dead_link, UNREADABLE),
     (a_link_to_itself, UNREADABLE),
-    (another_file, "missing.h5 is not there"),
+    (another_file, "missing.h5 is missing"),
     (a_group_in_itself, "holds the group x/again"),
 ]
 

@@ -17,11 +17,11 @@ def stream(samples):
     return Stream(lambda: ((number, number) for number in range(samples)))
 
 
-def take(source, leg, rank, taken, most):
+def take(source, remainder, rank, taken, most):
     """The next batches of one rank, `most` at most."""
-    shard = Shard(rank, leg.size)
-    options = {"leg": leg, "taken": taken, "seed": 4, "epoch": 2, "prefetch": 0}
-    batches = training_batches(source, shard=shard, batch_size=leg.batch_size, **options)
+    shard = Shard(rank, remainder.size)
+    options = {"remainder": remainder, "taken": taken, "seed": 4, "epoch": 2, "prefetch": 0}
+    batches = training_batches(source, shard=shard, batch_size=remainder.batch_size, **options)
     return [batch for batch, _ in zip(batches, range(most), strict=False)]
 
 
@@ -37,14 +37,14 @@ interruptions = st.lists(
 
 @given(samples=st.integers(5, 90), interruptions=interruptions)
 def test_every_sample_comes_once_whoever_goes_on(samples, interruptions):
-    source, seen, leg = arrays(samples), [], EpochRemainder(3, 4)
+    source, seen, remainder = arrays(samples), [], EpochRemainder(3, 4)
     for size, batch_size, most in [*interruptions, (2, 4, [samples] * 5)]:
-        found = [take(source, leg, rank, 0, most[rank]) for rank in range(leg.size)]
+        found = [take(source, remainder, rank, 0, most[rank]) for rank in range(remainder.size)]
         seen += [index for batches in found for batch in batches for index in batch.indices]
-        ranges = leg.rest(samples, [len(batches) for batches in found])
-        leg = EpochRemainder(size, batch_size, ranges)
-    for rank in range(leg.size):
-        seen += [i for batch in take(source, leg, rank, 0, samples) for i in batch.indices]
+        ranges = remainder.rest(samples, [len(batches) for batches in found])
+        remainder = EpochRemainder(size, batch_size, ranges)
+    for rank in range(remainder.size):
+        seen += [i for batch in take(source, remainder, rank, 0, samples) for i in batch.indices]
     assert sorted(seen) == list(range(samples))
 
 
@@ -52,12 +52,12 @@ def test_every_sample_comes_once_whoever_goes_on(samples, interruptions):
     samples=st.integers(5, 60), size=st.integers(1, 5), taken=st.integers(0, 3), more=st.integers(0)
 )
 def test_as_many_ranks_go_on_in_the_same_leg(samples, size, taken, more):
-    leg = EpochRemainder(size, 3, ((2, samples),))
+    remainder = EpochRemainder(size, 3, ((2, samples),))
     for rank in range(size):
-        whole = take(arrays(samples), leg, rank, 0, samples)
-        late = take(arrays(samples), leg, rank, taken, samples)
+        whole = take(arrays(samples), remainder, rank, 0, samples)
+        late = take(arrays(samples), remainder, rank, taken, samples)
         assert [b.indices.tolist() for b in late] == [b.indices.tolist() for b in whole[taken:]]
-        assert len(whole) == leg.batches(samples, rank)
+        assert len(whole) == remainder.batches(samples, rank)
 
 
 @given(samples=st.integers(4, 60), steps=st.integers(0, 4), size=st.integers(1, 5))
@@ -66,17 +66,19 @@ def test_the_rest_of_a_stream_comes_once(samples, steps, size):
     found = [take(stream(samples), before, rank, 0, samples) for rank in range(2)]
     steps = min(steps, len(found[0]) - 1)  # a pause after the last step is the epoch's end
     seen = [i for batches in found for batch in batches[:steps] for i in batch.indices]
-    leg = EpochRemainder(size, 3, before.rest(None, [steps] * 2))
+    remainder = EpochRemainder(size, 3, before.rest(None, [steps] * 2))
     if not steps and size > samples:
         return
     for rank in range(size):
-        seen += [i for batch in take(stream(samples), leg, rank, 0, samples) for i in batch.indices]
+        seen += [
+            i for batch in take(stream(samples), remainder, rank, 0, samples) for i in batch.indices
+        ]
     assert sorted(seen) == list(range(samples))
 
 
 def test_nobody_is_left_with_a_single_sample():
-    leg = EpochRemainder(8, 4, ((91, 100),))
-    counts = [[b.samples for b in take(arrays(100), leg, rank, 0, 9)] for rank in range(8)]
+    remainder = EpochRemainder(8, 4, ((91, 100),))
+    counts = [[b.samples for b in take(arrays(100), remainder, rank, 0, 9)] for rank in range(8)]
     assert counts == [[3], [2], [2], [2], [], [], [], []]
 
 

@@ -44,12 +44,12 @@ def arrays(samples: int) -> ArraySource:
 
 
 def granted(*ranges: tuple[int, int], end: bool = True) -> BatchGrants:
-    tickets = BatchGrants()
+    grants = BatchGrants()
     for first, last in ranges:
-        tickets.grant(first, last)
+        grants.grant(first, last)
     if end:
-        tickets.end()
-    return tickets
+        grants.end()
+    return grants
 
 
 def places(batches) -> list[list[int]]:
@@ -93,10 +93,10 @@ class Watched(BatchGrants):
 def test_one_worker_trains_as_in_plain_epochs(prefetch, shuffle, samples, batch_size):
     source = arrays(samples)
     count = batches_per_epoch(source, batch_size)
-    tickets = granted((0, 2), (2, 3 * count))
+    grants = granted((0, 2), (2, 3 * count))
     found = list(
         granted_batches(
-            source, tickets, batch_size=batch_size, seed=4, shuffle=shuffle, prefetch=prefetch
+            source, grants, batch_size=batch_size, seed=4, shuffle=shuffle, prefetch=prefetch
         )
     )
     assert places(found) == plain(samples, batch_size, 3, seed=4, shuffle=shuffle)
@@ -109,23 +109,23 @@ def test_workers_granted_at_random_use_every_sample_once_per_epoch(prefetch):
     draw = random.Random(prefetch)
     source, epochs = arrays(47), 4
     total = epochs * batches_per_epoch(source, 5)
-    tickets = [BatchGrants() for _ in range(3)]
+    grants = [BatchGrants() for _ in range(3)]
     dealt = [
-        granted_batches(source, own, batch_size=5, seed=1, prefetch=prefetch) for own in tickets
+        granted_batches(source, own, batch_size=5, seed=1, prefetch=prefetch) for own in grants
     ]
-    numbers: list[list[int]] = [[] for _ in tickets]
-    found: list[list[list[int]]] = [[] for _ in tickets]
+    numbers: list[list[int]] = [[] for _ in grants]
+    found: list[list[list[int]]] = [[] for _ in grants]
     free = 0
-    while free < total or any(own.outstanding for own in tickets):
+    while free < total or any(own.outstanding for own in grants):
         worker = draw.randrange(3)
         if free < total and draw.random() < 0.4:
             last = min(total, free + draw.randint(1, 4))
-            tickets[worker].grant(free, last)
+            grants[worker].grant(free, last)
             numbers[worker] += range(free, last)
             free = last
-        elif tickets[worker].outstanding:
+        elif grants[worker].outstanding:
             found[worker].append(next(dealt[worker]).indices.tolist())
-    for own, batches in zip(tickets, dealt, strict=True):
+    for own, batches in zip(grants, dealt, strict=True):
         own.end()
         assert list(batches) == []
     by_number = dict(zip(chain(*numbers), chain(*found), strict=True))
@@ -143,8 +143,8 @@ def test_two_shares_make_an_epoch(samples, batch_size, cut):
     first, second = granted((count, cut)), granted((cut, 2 * count))
     seen = [
         place
-        for tickets in (first, second)
-        for batch in granted_batches(source, tickets, batch_size=batch_size)
+        for grants in (first, second)
+        for batch in granted_batches(source, grants, batch_size=batch_size)
         for place in batch.indices.tolist()
     ]
     assert sorted(seen) == list(range(samples))
@@ -158,31 +158,31 @@ def test_the_order_of_an_epoch_is_drawn_once_while_two_are_in_use(monkeypatch):
         "order_of",
         lambda source, seed, epoch, s: drawn.append(epoch) or draw(source, seed, epoch, s),
     )
-    tickets = granted((1, 2), (2, 4), (0, 1), (4, 5), (3, 4))
-    found = places(granted_batches(arrays(4), tickets, batch_size=2))
+    grants = granted((1, 2), (2, 4), (0, 1), (4, 5), (3, 4))
+    found = places(granted_batches(arrays(4), grants, batch_size=2))
     expected = plain(4, 2, 3)
     assert found == [expected[number] for number in (1, 2, 3, 0, 4, 3)]
-    # Two batches make an epoch; the last ticket returns to epoch 1, which left for epoch 2.
+    # Two batches make an epoch; the last number returns to epoch 1, which left for epoch 2.
     assert drawn == [0, 1, 2, 1]
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_outstanding_counts_until_training_has_the_batch(prefetch):
-    tickets = Watched()
-    tickets.grant(0, 3)
-    tickets.grant(7, 7)
-    batches = granted_batches(arrays(10), tickets, batch_size=2, prefetch=prefetch)
-    assert tickets.outstanding == 3
+    grants = Watched()
+    grants.grant(0, 3)
+    grants.grant(7, 7)
+    batches = granted_batches(arrays(10), grants, batch_size=2, prefetch=prefetch)
+    assert grants.outstanding == 3
     next(batches)
     if prefetch == 3:
         # All are prepared by now, and still only one has been handed over.
-        assert tickets.thread_waits.wait(LIMIT_S)
-    assert tickets.outstanding == 2
+        assert grants.thread_waits.wait(LIMIT_S)
+    assert grants.outstanding == 2
     next(batches)
     next(batches)
-    assert tickets.outstanding == 0
-    tickets.grant(3, 4)
-    assert tickets.outstanding == 1
+    assert grants.outstanding == 0
+    grants.grant(3, 4)
+    assert grants.outstanding == 1
     assert places([next(batches)]) == plain(10, 2, 1)[3:4]
     batches.close()
 
@@ -190,26 +190,26 @@ def test_outstanding_counts_until_training_has_the_batch(prefetch):
 def test_asking_without_a_grant_and_without_a_thread_is_an_error():
     batches = granted_batches(arrays(4), granted((0, 1), end=False), batch_size=2, prefetch=0)
     next(batches)
-    with pytest.raises(AssertionError, match="would wait for ever"):
+    with pytest.raises(AssertionError, match="would wait forever"):
         next(batches)
 
 
 @pytest.mark.parametrize("word", ["grant", "end", "drop"])
 @pytest.mark.parametrize("before", [0, 1])
 def test_with_a_thread_training_waits_until_it_hears(word, before):
-    tickets = Watched()
-    tickets.grant(0, before)
-    batches = granted_batches(arrays(8), tickets, batch_size=2, prefetch=1)
+    grants = Watched()
+    grants.grant(0, before)
+    batches = granted_batches(arrays(8), grants, batch_size=2, prefetch=1)
     found = places(next(batches) for _ in range(before))
     training = threading.Thread(target=lambda: found.extend(places(batches)))
     training.start()
-    assert tickets.training_waits.wait(LIMIT_S)
+    assert grants.training_waits.wait(LIMIT_S)
     if word == "drop":
-        tickets.drop()
+        grants.drop()
     else:
         if word == "grant":
-            tickets.grant(before, before + 2)
-        tickets.end()
+            grants.grant(before, before + 2)
+        grants.end()
     training.join(LIMIT_S)
     assert not training.is_alive()
     assert found == plain(8, 2, 1)[: before + 2 * (word == "grant")]
@@ -217,45 +217,45 @@ def test_with_a_thread_training_waits_until_it_hears(word, before):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_after_a_drop_not_even_a_prepared_batch_comes(prefetch):
-    tickets = Watched()
-    tickets.grant(0, 3)
-    batches = granted_batches(arrays(10), tickets, batch_size=2, prefetch=prefetch)
+    grants = Watched()
+    grants.grant(0, 3)
+    batches = granted_batches(arrays(10), grants, batch_size=2, prefetch=prefetch)
     next(batches)
     if prefetch == 3:
-        assert tickets.thread_waits.wait(LIMIT_S)
-    tickets.drop()
-    assert tickets.outstanding == 0
-    assert tickets.take() is None
+        assert grants.thread_waits.wait(LIMIT_S)
+    grants.drop()
+    assert grants.outstanding == 0
+    assert grants.take() is None
     assert list(batches) == []
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_a_batch_dropped_while_it_is_prepared_does_not_come(prefetch):
-    tickets = granted((0, 1), end=False)
+    grants = granted((0, 1), end=False)
     source = arrays(10)
     take = source.take
 
     def take_and_drop(indices):
-        if tickets.outstanding == 2:
-            tickets.drop()
+        if grants.outstanding == 2:
+            grants.drop()
         return take(indices)
 
     source.take = take_and_drop
-    batches = granted_batches(source, tickets, batch_size=2, prefetch=prefetch)
+    batches = granted_batches(source, grants, batch_size=2, prefetch=prefetch)
     next(batches)
-    tickets.grant(1, 3)
+    grants.grant(1, 3)
     assert list(batches) == []
 
 
 @pytest.mark.parametrize("way", ["close", "del"])
 @pytest.mark.parametrize("prefetch", [1, 3])
-def test_giving_up_ends_a_thread_that_waits_for_a_ticket(way, prefetch):
-    tickets = Watched()
-    tickets.grant(0, 1)
-    batches = granted_batches(arrays(8), tickets, batch_size=2, prefetch=prefetch)
+def test_giving_up_ends_a_thread_that_waits_for_a_grant(way, prefetch):
+    grants = Watched()
+    grants.grant(0, 1)
+    batches = granted_batches(arrays(8), grants, batch_size=2, prefetch=prefetch)
     next(batches)
     (thread,) = threads()
-    assert tickets.thread_waits.wait(LIMIT_S)
+    assert grants.thread_waits.wait(LIMIT_S)
     if way == "close":
         batches.close()
     else:
@@ -274,12 +274,12 @@ def test_an_error_in_training_ends_a_thread_that_waits_for_a_place():
 
 
 def test_an_interrupt_while_training_waits_ends_the_thread_at_once(monkeypatch):
-    tickets = Watched()
-    tickets.grant(0, 1)
-    batches = granted_batches(arrays(8), tickets, batch_size=2, prefetch=1)
+    grants = Watched()
+    grants.grant(0, 1)
+    batches = granted_batches(arrays(8), grants, batch_size=2, prefetch=1)
     next(batches)
-    assert tickets.thread_waits.wait(LIMIT_S)
-    wait = tickets._changed.wait
+    assert grants.thread_waits.wait(LIMIT_S)
+    wait = grants._changed.wait
 
     # No real signal: one that comes just before the wait begins would be noticed only after it.
     def interrupted():
@@ -287,7 +287,7 @@ def test_an_interrupt_while_training_waits_ends_the_thread_at_once(monkeypatch):
             raise KeyboardInterrupt
         return wait()
 
-    monkeypatch.setattr(tickets._changed, "wait", interrupted)
+    monkeypatch.setattr(grants._changed, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert threads() == []
@@ -304,9 +304,9 @@ def test_an_error_of_the_source_comes_after_the_batches_before_it(prefetch):
                 raise OSError("disk on fire")
             return number
 
-    tickets = granted((0, 3), end=False)
+    grants = granted((0, 3), end=False)
     batches = granted_batches(
-        DatasetSource(Broken()), tickets, batch_size=2, shuffle=False, prefetch=prefetch
+        DatasetSource(Broken()), grants, batch_size=2, shuffle=False, prefetch=prefetch
     )
     assert places([next(batches), next(batches)]) == [[0, 1], [2, 3]]
     with pytest.raises(DataError, match=r"sample 4 of Broken cannot be read.*disk on fire"):
@@ -330,8 +330,8 @@ def test_only_what_is_not_cheap_is_prefetched():
 )
 def test_a_stream_is_refused(ask):
     message = (
-        r"^a stream cannot be dealt to workers that go at their own pace; give data with a "
-        r"length, or take a synchronous rule \(bsp, average, diloco\)$"
+        r"^a stream cannot be split among asynchronous workers; give data with a length, or "
+        r"use a synchronous rule \(bsp, average, diloco\)$"
     )
     with pytest.raises(DataError, match=message):
         ask(Stream(lambda: iter(range(4))))
@@ -346,13 +346,13 @@ def test_wrong_settings_are_refused_at_once():
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 2), (3, 2)])
 def test_a_range_that_is_none_is_not_granted(first, last):
-    with pytest.raises(AssertionError, match=f"tickets {first} to {last}"):
+    with pytest.raises(AssertionError, match=f"batches {first} to {last}"):
         BatchGrants().grant(first, last)
 
 
 @pytest.mark.parametrize("word", [BatchGrants.end, BatchGrants.drop])
 def test_nothing_is_granted_after_the_end(word):
-    tickets = BatchGrants()
-    word(tickets)
+    grants = BatchGrants()
+    word(grants)
     with pytest.raises(AssertionError, match="granted after the end"):
-        tickets.grant(0, 1)
+        grants.grant(0, 1)

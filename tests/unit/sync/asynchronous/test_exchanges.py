@@ -91,7 +91,7 @@ def test_a_stream_is_refused(tmp_path):
     def samples():
         yield from zip(*data(), strict=True)
 
-    with pytest.raises(DataError, match="a stream cannot be dealt"):
+    with pytest.raises(DataError, match="a stream cannot be split among"):
         run_world(
             2,
             lambda world: Trainer(
