@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from paceline.frameworks.jax.model import JaxModel
     from paceline.rules import BSP, EASGD, Average, DiLoCo, Downpour, Gossip
     from paceline.runtime.world import init
+    from paceline.training.batches import shard
     from paceline.training.callbacks import Callback
-    from paceline.training.pace import keep_pace, shard
+    from paceline.training.pace import keep_pace
     from paceline.training.trainer import Result, Trainer
 
 __version__ = "0.1.0"
@@ -35,7 +36,7 @@ _HOMES = {
     "World": "paceline.comm",
     "init": "paceline.runtime.world",
     "keep_pace": "paceline.training.pace",
-    "shard": "paceline.training.pace",
+    "shard": "paceline.training.batches",
 }
 
 __all__ = [

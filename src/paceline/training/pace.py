@@ -1,17 +1,13 @@
-"""For those who have a loop: `keep_pace` exchanges where they step, `shard` deals their data."""
+"""`keep_pace`: a loop of your own, which exchanges where its optimizer steps."""
 
 from __future__ import annotations
 
-import contextvars
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from paceline.comm import World
-from paceline.core.nests import map_leaves
-from paceline.data import Shard, Stream, as_source, plan_steps, training_batches
-from paceline.data.sampling.shards import check_batch_size
 from paceline.errors import ConfigError, ReplicaError, TrainingError
 from paceline.frameworks.registry import make_loop
 from paceline.frameworks.threads import limit_threads
@@ -33,35 +29,9 @@ from paceline.sync import (
 from paceline.sync.replicas import average_buffers, check_equal, start_equal
 from paceline.sync.synchronous.shared import SharedParametersExchange
 from paceline.training.loop.stepper import StepLimits, Stepper
+from paceline.training.session import current_session, in_session
 
 _log = logging.getLogger("paceline.training")
-
-
-class ServedSamples:
-    """Samples that `shard` has handed out, for all models that a loop trains.
-
-    Only the batches of one shard count at a time: what a validation loop took before them did not
-    go into the gradients.
-    """
-
-    def __init__(self) -> None:
-        self.by: object = None
-        self.turn = 0
-        """Grows when another shard begins to serve."""
-        self.samples = 0
-        self.batch_size = 1
-
-    def add(self, by: object, samples: int, batch_size: int) -> None:
-        if by is not self.by:
-            self.by, self.turn, self.samples = by, self.turn + 1, 0
-        self.samples += samples
-        self.batch_size = batch_size
-
-
-_served: contextvars.ContextVar[ServedSamples | None] = contextvars.ContextVar(
-    "served", default=None
-)
-_active: contextvars.ContextVar[tuple[Pace, ...]] = contextvars.ContextVar("active", default=())
 
 
 class Pace:
@@ -207,7 +177,7 @@ class Pace:
             given, self._given = self._given, None
             self._unit = "weights"
             return Contribution(given, given, more=True)
-        served = _served.get()
+        served = current_session().served
         if served is not None:
             turn, seen = self._seen
             new = served.samples - (seen if turn == served.turn else 0)
@@ -269,83 +239,17 @@ def keep_pace(
     )
     pace = Pace(world, loop, rule, frame, overlap, limits)
     end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
-    others = _active.get()
-    _active.set((*others, pace))
     try:
-        with ending_together(world), watched(pace.progress, stall_warning_s, stall_timeout_s):
+        with (
+            in_session(pace),
+            ending_together(world),
+            watched(pace.progress, stall_warning_s, stall_timeout_s),
+        ):
             yield pace
             pace.leave()
     except BaseException:
         pace.abandon()
         raise
     finally:
-        _active.set(others)
         end()
         loop.release()
-
-
-class Batches:
-    """This rank's batches of a data set; each iteration over it is one epoch. Made by `shard`."""
-
-    def __init__(
-        self,
-        data: Any,
-        batch_size: int,
-        *,
-        seed: int = 1,
-        shuffle: bool = True,
-        prefetch: int | None = None,
-        loaders: int = 1,
-        to: Callable[[Any], Any] | None = None,
-        world: World | None = None,
-    ) -> None:
-        world = world or init()
-        check_batch_size(batch_size)
-        self.epoch = 0
-        """The epoch that the next iteration gives."""
-        self._source, self._world = as_source(data), world
-        self._batch_size, self._to = batch_size, to
-        self._order = {"seed": seed, "shuffle": shuffle, "prefetch": prefetch, "loaders": loaders}
-
-    def __len__(self) -> int:
-        """Batches per epoch, the same on every rank."""
-        if isinstance(self._source, Stream):
-            raise TypeError("a stream has no known number of batches")
-        return len(plan_steps(len(self._source), len(self._workers()), self._batch_size))
-
-    def _workers(self) -> tuple[int, ...]:
-        """The ranks that share the samples: those that train in the block around, or all."""
-        around = (pace.workers for pace in _active.get() if pace.world is self._world)
-        return next(around, tuple(range(self._world.size)))
-
-    def __iter__(self) -> Iterator[Any]:
-        epoch, self.epoch = self.epoch, self.epoch + 1
-        served = _served.get()
-        if served is None:
-            served = ServedSamples()
-            _served.set(served)
-        workers = self._workers()
-        if self._world.rank not in workers:
-            return
-        for batch in training_batches(
-            self._source,
-            shard=Shard(workers.index(self._world.rank), len(workers)),
-            batch_size=self._batch_size,
-            epoch=epoch,
-            **self._order,  # type: ignore[arg-type]
-        ):
-            served.add(self, batch.samples, self._batch_size)
-            content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
-            yield map_leaves(self._to, content) if self._to else content
-        for pace in _active.get():
-            pace.end_epoch(self)
-
-
-def shard(data: Any, batch_size: int, **options: Any) -> Batches:
-    """This rank's share of the data, in batches: every sample on exactly one rank, once per epoch.
-
-    `data` is arrays, a torch Dataset, a generator function, ... Each iteration over the result is a
-    new epoch, shuffled by `seed` alike on all ranks. `to` is applied to each array (for example
-    torch.from_numpy). Options: seed, shuffle, prefetch, loaders, to, world.
-    """
-    return Batches(data, batch_size, **options)

@@ -110,7 +110,7 @@ def _keep_pace_for(steps, folder, feed, weigh=None):
 
 
 def test_keep_pace_counts_what_its_shards_hand_out(folder):
-    from paceline.training.pace import shard
+    from paceline.training.batches import shard
 
     data = np.ones((100, 2), np.float32)
     last = keep_pace_for(3, folder, shard(data, 8, world=SoloWorld()))

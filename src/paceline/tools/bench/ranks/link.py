@@ -27,7 +27,8 @@ from paceline.tools.bench.hosts import ADDRESSES, INTERFACE
 from paceline.tools.bench.link import PEER
 from paceline.tools.bench.ranks.peers import gloo_group
 from paceline.tools.bench.ranks.timing import best_of, time_together
-from paceline.training.pace import Batches, keep_pace, shard
+from paceline.training.batches import Batches, shard
+from paceline.training.pace import keep_pace
 
 BATCH = 64
 LOOK_EVERY = 32

@@ -1,0 +1,68 @@
+"""What the loop of a user has under way: the models in pace, and the samples served to them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from paceline.training.pace import Pace
+
+
+class ServedSamples:
+    """Samples that `shard` has handed out, for all models that a loop trains.
+
+    Only the batches of one shard count at a time: what a validation loop took before them did not
+    go into the gradients.
+    """
+
+    def __init__(self) -> None:
+        self.by: object = None
+        self.turn = 0
+        """Grows when another shard begins to serve."""
+        self.samples = 0
+        self.batch_size = 1
+
+    def add(self, by: object, samples: int, batch_size: int) -> None:
+        if by is not self.by:
+            self.by, self.turn, self.samples = by, self.turn + 1, 0
+        self.samples += samples
+        self.batch_size = batch_size
+
+
+class LoopSession(NamedTuple):
+    """What `keep_pace` and `shard` know of each other."""
+
+    paces: tuple[Pace, ...] = ()
+    """Of the blocks around, the outermost first."""
+    served: ServedSamples | None = None
+    """None until a shard is iterated over."""
+
+
+_session: ContextVar[LoopSession] = ContextVar("session", default=LoopSession())  # noqa: B039
+
+
+def current_session() -> LoopSession:
+    """That of this thread."""
+    return _session.get()
+
+
+def begin_serving() -> ServedSamples:
+    """Where a shard counts what it serves."""
+    session = _session.get()
+    served = session.served or ServedSamples()
+    _session.set(session._replace(served=served))
+    return served
+
+
+@contextmanager
+def in_session(pace: Pace) -> Iterator[None]:
+    """Inside, shards serve this model, too."""
+    around = _session.get().paces
+    _session.set(_session.get()._replace(paces=(*around, pace)))
+    try:
+        yield
+    finally:
+        _session.set(_session.get()._replace(paces=around))
