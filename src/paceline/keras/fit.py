@@ -139,17 +139,6 @@ class FitSession:
         shaped = zip(names, figures, pieces, strict=True)
         return {name: piece.reshape(figure.shape) for name, figure, piece in shaped}
 
-    def take_over(self) -> None:
-        """Every rank's model becomes rank 0's."""
-        with self.watched():
-            for vector, accept in (
-                (self._loop.parameters(), self._loop.accept_parameters),
-                (self._loop.buffers(), self._loop.accept_buffers),
-            ):
-                if vector.size:
-                    self.world.broadcast(vector)
-                    accept()
-
     def leave(self) -> None:
         """All ranks have ended their last epoch: the model becomes the same everywhere."""
         self.begin_epoch()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from paceline.sync.parameter_server.make import message_tags
 from paceline.training.callbacks import Callback, Logs
 
 if TYPE_CHECKING:
+    from paceline.frameworks.keras.callbacks import KerasCallbacks
     from paceline.training.trainer import Trainer
 
 _BASE = "keras.src.callbacks.callback.Callback"
@@ -28,7 +30,7 @@ def adapt_callbacks(callbacks: Sequence[Any]) -> list[Any]:
     led = [callback for callback in callbacks if _is_of_keras(callback)]
     if not led:
         return list(callbacks)
-    together = LedCallbacks(led)
+    together = KerasAdapter(led)
     return [
         together if callback is led[0] else callback
         for callback in callbacks
@@ -41,19 +43,126 @@ def _is_of_keras(callback: Any) -> bool:
     return any(f"{kind.__module__}.{kind.__qualname__}" == _BASE for kind in kinds)
 
 
-class LedCallbacks(Callback):
-    """Tells callbacks of Keras, on rank 0, what happens in the run, by Keras' events and words.
+class Advice(NamedTuple):
+    """What to do instead of what only rank 0 would do; it depends on who trains."""
+
+    weights: str
+    """To train on from other weights."""
+    rate: str
+    """To set the learning rate for single batches."""
+
+
+class RankZeroCallbacks:
+    """Callbacks of Keras that run once, on rank 0; all ranks do what they ask for.
+
+    All ranks make one, and call `lead` and `end` together. `make` makes them on rank 0, and inside
+    `showing` the replica has the weights that they are to see.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], KerasCallbacks],
+        world: World,
+        replica: Any,
+        advice: Advice,
+        showing: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._world, self._replica, self._advice = world, replica, advice
+        self._showing = showing
+        self._list = make() if world.rank == 0 else None
+        self._rate: float | None = None
+
+    def tell(self, event: str, *details: Any) -> None:
+        """Of an event after which nobody else has to do anything."""
+        if self._list is not None:
+            self._list.call(event, *details)
+
+    def run(self, event: str, *details: Any) -> tuple[bool, float | None]:
+        """On rank 0: whether they want to stop, and the learning rate that they leave."""
+        assert self._list is not None, "only rank 0 has callbacks"
+        with self._showing():
+            before = checksum(self._replica.parameters())
+            self._list.call(event, *details)
+            changed = checksum(self._replica.parameters()) != before
+        if changed and self._world.size > 1:
+            raise TrainingError(
+                f"a callback of Keras has changed the model's weights in {event}, on rank 0 alone; "
+                f"while it trains only the rule may do that. {self._advice.weights}"
+            )
+        return self._list.wishes()
+
+    def lead(self, event: str, *details: Any) -> bool:
+        """Of an event on all ranks: use the rate that they leave; whether they want to stop."""
+        stop, self._rate = on_rank0(self._world, lambda: self.run(event, *details))
+        self.use_rate(self._rate)
+        return stop
+
+    def use_rate(self, rate: float | None) -> None:
+        """Go on with this learning rate, on this rank; None: as before."""
+        from paceline.frameworks.keras.callbacks import set_rate
+
+        set_rate(self._replica.model.optimizer, rate)
+
+    def lead_batch(
+        self, event: str, *details: Any, attached: Callable[[], bool] = lambda: True
+    ) -> bool:
+        """Of an event of a single batch, which is rank 0's own: nobody else could follow it to
+        another rate. Whether they want to stop.
+
+        `attached` tells whether the model has its variables, which JAX may keep outside.
+        """
+        if self._list is None or not self._list.looks_at_batches:
+            return False
+        before = self._list.wishes()[1] if attached() else self._rate
+        self._list.call(event, *details)
+        if not attached():
+            return False
+        stop, rate = self._list.wishes()
+        if rate != before and self._world.size > 1:
+            raise TrainingError(
+                f"a callback of Keras has set the learning rate from {before} to {rate} in "
+                f"{event}, on rank 0 alone; set it at the beginning or end of an epoch, or "
+                f"{self._advice.rate}"
+            )
+        return stop
+
+    def end(self, *details: Any) -> None:
+        """The training has ended: every rank's model becomes what they make of rank 0's."""
+
+        def run() -> float | None:
+            assert self._list is not None, "only rank 0 has callbacks"
+            self._list.call("on_train_end", *details)
+            return self._list.wishes()[1]
+
+        self.use_rate(on_rank0(self._world, run))
+        replica = self._replica
+        for vector, accept in (
+            (replica.parameters(), replica.accept_parameters),
+            (replica.buffers(), replica.accept_buffers),
+        ):
+            if vector.size:
+                self._world.broadcast(vector)
+                accept()
+
+
+_ADVICE = Advice(
+    weights="To go on with saved weights use the setting `resume`",
+    rate="use the setting `schedule`",
+)
+
+
+class KerasAdapter(Callback):
+    """Tells callbacks of Keras, on rank 0, what happens in a Trainer's run, by Keras' events.
 
     They see the rule's centre where it has one. A wish to stop is the Trainer's. A learning rate
-    that they set is in force on all ranks: in lock step from the next epoch on, where workers go at
-    their own pace as soon as the news is there. Weights that they put into the model when the
+    that they set is in force on all ranks: by a synchronous rule from the next epoch on, by an
+    asynchronous one as soon as it has arrived. Weights that they put into the model when the
     training ends are the result.
     """
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self._callbacks = list(callbacks)
-        self._led: Any = None
-        self._news: RateNews | None = None
+        self._rates: RateBroadcast | None = None
 
     def on_train_begin(self, trainer: Trainer) -> None:
         world, replica = trainer.world, trainer.replica
@@ -63,18 +172,19 @@ class LedCallbacks(Callback):
                 f"{type(self._callbacks[0]).__name__} is a callback of Keras, and the model is "
                 "none; derive from paceline.Callback instead"
             )
-        self._model, self._batch = model, 0
+        from paceline.frameworks.keras.callbacks import KerasCallbacks
+
         optimizer = vars(replica)["optimizer"]
         if getattr(model, "optimizer", None) is not optimizer:
             model.optimizer = optimizer  # the replica compiles the model at its first batch
         model.stop_training = False
         if trainer._exchange.asynchronous:
-            self._news = RateNews(world)
-        if world.rank == 0:
-            from paceline.frameworks.keras.callbacks import KerasCallbacks
-
-            epochs, steps = trainer.config.epochs, _steps_per_epoch(trainer)
-            self._led = KerasCallbacks(self._callbacks, model, epochs=epochs, steps=steps)
+            self._rates = RateBroadcast(world)
+        epochs, steps = trainer.config.epochs, _steps_per_epoch(trainer)
+        make = partial(KerasCallbacks, self._callbacks, model, epochs=epochs, steps=steps)
+        showing = partial(with_common_weights, replica, trainer._exchange)
+        self._leading = RankZeroCallbacks(make, world, replica, _ADVICE, showing)
+        self._batch = 0
         self._lead(trainer, "on_train_begin")
 
     def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
@@ -82,22 +192,19 @@ class LedCallbacks(Callback):
         self._lead(trainer, "on_epoch_begin", epoch - 1)
 
     def on_batch_begin(self, trainer: Trainer, step: int) -> None:
-        if self._news is not None:
-            self._use_rate(self._news.latest())
-        if self._led is not None and self._led.looks_at_batches:
-            self._watch_rate(trainer, "on_train_batch_begin", self._batch)
+        if self._rates is not None:
+            self._leading.use_rate(self._rates.latest())
+        self._lead_batch(trainer, "on_train_batch_begin", self._batch)
 
     def on_batch_end(self, trainer: Trainer, step: int, logs: Logs) -> None:
-        if self._led is not None and self._led.looks_at_batches:
-            figures = {"loss": logs["loss"]} if logs["loss"] is not None else {}
-            self._watch_rate(trainer, "on_train_batch_end", self._batch, figures)
+        figures = {"loss": logs["loss"]} if logs["loss"] is not None else {}
+        self._lead_batch(trainer, "on_train_batch_end", self._batch, figures)
         self._batch += 1
 
     def on_validation_end(self, trainer: Trainer, logs: Logs) -> None:
-        if self._led is not None:
-            figures = {n.removeprefix("val_"): v for n, v in logs.items() if v is not None}
-            self._led.call("on_test_begin")
-            self._led.call("on_test_end", figures)
+        figures = {n.removeprefix("val_"): v for n, v in logs.items() if v is not None}
+        self._leading.tell("on_test_begin")
+        self._leading.tell("on_test_end", figures)
 
     def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
         figures = {n: v for n, v in logs.items() if v is not None and n != "samples_per_s"}
@@ -106,66 +213,24 @@ class LedCallbacks(Callback):
         self._lead(trainer, "on_epoch_end", epoch - 1, figures)
 
     def on_train_end(self, trainer: Trainer) -> None:
-        world, replica = trainer.world, trainer.replica
-        if self._news is not None:
-            self._use_rate(self._news.close())
-        on_rank0(world, lambda: self._led.call("on_train_end"))
-        for vector, accept in (
-            (replica.parameters(), replica.accept_parameters),
-            (replica.buffers(), replica.accept_buffers),
-        ):
-            if vector.size:
-                world.broadcast(vector)
-                accept()
+        if self._rates is not None:
+            self._leading.use_rate(self._rates.close())
+        self._leading.end()
 
     def _lead(self, trainer: Trainer, event: str, *details: Any) -> None:
-        """Rank 0 tells its callbacks of an event; then all do what they ask for."""
-
-        def run() -> float | None:
-            with _untouched(trainer, event):
-                self._led.call(event, *details)
-            stop, rate = self._led.wishes()
-            if stop:
-                trainer.stop()
-            return rate  # type: ignore[no-any-return]
-
-        if self._news is None:
-            self._use_rate(on_rank0(trainer.world, run))
+        """Rank 0's callbacks hear of an event; then all ranks do what they ask for."""
+        stop = False
+        if self._rates is None:
+            stop = self._leading.lead(event, *details)
         elif trainer.world.rank == 0:
-            self._news.send(run())
-
-    def _use_rate(self, rate: float | None) -> None:
-        from paceline.frameworks.keras.callbacks import set_rate
-
-        set_rate(self._model.optimizer, rate)
-
-    def _watch_rate(self, trainer: Trainer, event: str, *details: Any) -> None:
-        """Single batches are rank 0's own: there nobody else could follow it to another rate."""
-        _, before = self._led.wishes()
-        self._led.call(event, *details)
-        stop, rate = self._led.wishes()
-        if rate != before and trainer.world.size > 1:
-            raise TrainingError(
-                f"a callback of Keras has set the learning rate from {before} to {rate} in "
-                f"{event}, on rank 0 alone; set it at the end or beginning of an epoch, or use the "
-                "setting `schedule`"
-            )
-        if stop:
+            stop, rate = self._leading.run(event, *details)
+            self._rates.send(rate)
+        if stop and trainer.world.rank == 0:
             trainer.stop()
 
-
-@contextmanager
-def _untouched(trainer: Trainer, event: str) -> Iterator[None]:
-    """Inside, the model is the rule's centre, and nobody changes it."""
-    replica = trainer.replica
-    with with_common_weights(replica, trainer._exchange):
-        before = checksum(replica.parameters())
-        yield
-        if checksum(replica.parameters()) != before and trainer.world.size > 1:
-            raise TrainingError(
-                f"a callback of Keras has changed the model's weights in {event}; while it trains "
-                "only the rule may do that. To go on with saved weights use the setting `resume`"
-            )
+    def _lead_batch(self, trainer: Trainer, event: str, *details: Any) -> None:
+        if self._leading.lead_batch(event, *details):
+            trainer.stop()
 
 
 def _steps_per_epoch(trainer: Trainer) -> int | None:
@@ -175,7 +240,7 @@ def _steps_per_epoch(trainer: Trainer) -> int | None:
     return None if samples is None else -(-samples // batch)
 
 
-class RateNews:
+class RateBroadcast:
     """The learning rate, from rank 0 to all others, who look for it between two steps.
 
     All ranks make it together, and close it together.

@@ -7,7 +7,7 @@ from paceline import Callback
 from paceline.comm import run_world
 from paceline.errors import ConfigError
 from paceline.frameworks.numpy import NumpyReplica
-from paceline.training.keras_callbacks import LedCallbacks, RateNews, adapt_callbacks
+from paceline.training.keras_callbacks import KerasAdapter, RateBroadcast, adapt_callbacks
 from paceline.training.trainer import Trainer
 
 OfKeras = type("Callback", (), {"__module__": "keras.src.callbacks.callback"})
@@ -22,7 +22,7 @@ def test_callbacks_of_keras_come_together_at_the_place_of_the_first():
     ours, others = [Callback(), Callback()], [Derived(), Derived()]
     adapted = adapt_callbacks([ours[0], others[0], ours[1], others[1]])
     assert [adapted[0], adapted[2]] == ours
-    assert isinstance(adapted[1], LedCallbacks)
+    assert isinstance(adapted[1], KerasAdapter)
     assert adapted[1]._callbacks == others
 
 
@@ -47,16 +47,16 @@ def test_callbacks_of_keras_need_a_model_of_keras(tmp_path):
 
 def test_others_hear_the_latest_rate_and_no_message_is_left():
     def program(world):
-        news, heard = RateNews(world), []
+        rates, heard = RateBroadcast(world), []
         for rate in (0.1, 0.1, 0.05, None):
             if world.rank == 0:
-                news.send(rate)
+                rates.send(rate)
             world.barrier()
-            heard.append(news.latest())
+            heard.append(rates.latest())
             world.barrier()
         if world.rank == 0:
-            news.send(0.025)
-        return heard, news.close(), news._heard, len(news._sent)
+            rates.send(0.025)
+        return heard, rates.close(), rates._heard, len(rates._sent)
 
     told, *others = run_world(3, program)
     assert told == ([None] * 4, None, 0, 6)  # 0.1 is not sent twice
@@ -65,8 +65,8 @@ def test_others_hear_the_latest_rate_and_no_message_is_left():
 
 def test_a_rank_alone_has_nobody_to_tell():
     def program(world):
-        news = RateNews(world)
-        news.send(0.1)
-        return news.close()
+        rates = RateBroadcast(world)
+        rates.send(0.1)
+        return rates.close()
 
     assert run_world(1, program) == [None]
