@@ -134,7 +134,7 @@ class RunConfig(Section):
         None, ge=1, le=most_threads()
     )
     """Threads per rank (default: `$OMP_NUM_THREADS`, else what the job was granted, else
-    cores of the node / its ranks)."""
+    cores / ranks)."""
     run_dir: Annotated[str | None, Flag("--run-dir", "DIR"), Values("path")] = None
     """Where to write config, history, events, checkpoints and model (default: a new folder in
     `runs/`)."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.flags import SETTINGS
+from paceline.config.flags import SETTINGS, help_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 OF_THE_START = {"--ranks", "--hosts", "--hostfile", "--launcher", "--restarts"}
@@ -56,6 +56,13 @@ def test_choices_are_in_the_help_and_checked_with_all_other_settings(command, op
     assert done.returncode == 2
     assert "progress is 'loud'" in done.stderr
     assert "precision is '8'" in done.stderr
+
+
+def test_options_of_the_launcher_say_what_their_settings_say(options):
+    shared = [setting for setting in SETTINGS if setting.flag and setting.flag.of_launcher]
+    assert [setting.key for setting in shared] == ["threads"]
+    for setting in shared:
+        assert options[setting.flag.name] == help_of(setting)
 
 
 def test_the_help_has_a_word_on_each_argument_and_the_exit_codes(command):
