@@ -14,6 +14,7 @@ from paceline.errors import Interrupted
 
 if TYPE_CHECKING:
     from paceline.config.run import RunConfig
+    from paceline.training.trainer import Result
 
 
 def add_parser(commands: Any) -> None:
@@ -84,12 +85,9 @@ def _print_notes(lines: Sequence[str]) -> None:
 
 def _train(config: RunConfig, summary: str | None) -> int:
     from paceline.comm.rank0 import on_rank0
-    from paceline.observe import render_final
-    from paceline.observe.progress import has_terminal, read_width
     from paceline.runtime.failure import fail
     from paceline.runtime.world import init
-    from paceline.training.loop.run import REMEDY
-    from paceline.training.run_dir import check_writable, write_json
+    from paceline.training.run_dir import check_writable
     from paceline.training.trainer import Trainer
 
     world = init()
@@ -98,15 +96,7 @@ def _train(config: RunConfig, summary: str | None) -> int:
             on_rank0(world, lambda: check_writable(Path(summary)))
         result = Trainer(config=config).fit()
         if world.rank == 0:
-            if summary is not None:
-                write_json(Path(summary), result.summary)
-            terminal = has_terminal(os.environ, sys.stdout)
-            width = read_width(os.environ)
-            render_final(result.history, sys.stdout, terminal, width, world.size)
-            sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
-            sys.stdout.flush()
-            if result.summary["warning"] is not None:
-                sys.stderr.write(f"paceline: warning: {result.summary['warning']}; {REMEDY}\n")
+            _report(result, summary, world.size)
     except Interrupted as error:  # on all ranks, so none waits for another
         if world.rank == 0:
             sys.stdout.flush()
@@ -118,6 +108,23 @@ def _train(config: RunConfig, summary: str | None) -> int:
             raise
         fail(world, error)
     return 0
+
+
+def _report(result: Result, summary: str | None, ranks: int) -> None:
+    """Write the outcome for scripts, and print it for people."""
+    from paceline.observe import render_final
+    from paceline.observe.progress import has_terminal, read_width
+    from paceline.training.loop.run import REMEDY
+    from paceline.training.run_dir import write_json
+
+    if summary is not None:
+        write_json(Path(summary), result.summary)
+    terminal = has_terminal(os.environ, sys.stdout)
+    render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks)
+    sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
+    sys.stdout.flush()
+    if result.summary["warning"] is not None:
+        sys.stderr.write(f"paceline: warning: {result.summary['warning']}; {REMEDY}\n")
 
 
 def _short(path: Path) -> Path:
