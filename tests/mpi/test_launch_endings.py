@@ -65,7 +65,7 @@ from mpi4py import MPI
 world = MPI.COMM_WORLD
 if world.rank == 0:
     pulse = {str(r): {"node": "n", "step": 120 + r} for r in range(world.size)}
-    Path(os.environ["PACELINE_JOB_DIR"], "pulse.json").write_text(json.dumps(pulse))
+    Path(os.environ["PACELINE_JOB_DIR"], "heartbeats.json").write_text(json.dumps(pulse))
 world.Barrier()
 os.write(1, b"up %d %d\\n" % (world.rank, os.getpid()))
 time.sleep(100)
@@ -253,7 +253,7 @@ def test_the_undertaker_of_a_launcher_that_ends_touches_nothing(tmp_path):
     sleeper = subprocess.Popen([sys.executable, "-c", sleep, marker], start_new_session=True)
     try:
         with reaper_beside(tmp_path, None) as guard:
-            guard.tell_session(sleeper.pid)
+            guard.set_session(sleeper.pid)
         assert tmp_path.exists()
         assert sleeper.poll() is None
     finally:

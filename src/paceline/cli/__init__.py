@@ -56,9 +56,9 @@ def _make_parser(called: str | None) -> argparse.ArgumentParser:
 def _report(error: PacelineError) -> int:
     """Say what went wrong, unless another rank has said it; the exit code."""
     from paceline.cluster.detect import detect
-    from paceline.runtime.failure import exit_code, is_first_to_speak, wait_for_turn
+    from paceline.runtime.failure import exit_code, is_first_to_report, wait_for_turn
 
     wait_for_turn(detect().rank or 0)
-    if is_first_to_speak():
+    if is_first_to_report():
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
     return exit_code(error)

@@ -17,7 +17,7 @@ from paceline.errors import SAVED, LaunchError
 from paceline.launch.ranks import start_or_join
 from paceline.runtime.failure import fail
 from paceline.runtime.torchrun.env import is_on_one_node, set_torchrun_env
-from paceline.runtime.torchrun.hook import keep_stores_inside, meet_where_none_is_named
+from paceline.runtime.torchrun.hook import bind_stores_to_loopback, set_default_rendezvous
 from paceline.runtime.world import everyone
 
 
@@ -47,16 +47,16 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
 
 
 def _join(script: str, arguments: list[str]) -> int:
-    """Be a rank that runs the script, as torchrun's would find itself."""
+    """Run the script as a rank, in the environment that torchrun would give it."""
     set_torchrun_env(detect())
     if is_on_one_node(os.environ):
-        keep_stores_inside()
-    meet_where_none_is_named(_meet_by_mpi)
+        bind_stores_to_loopback()
+    set_default_rendezvous(_rendezvous_by_mpi)
     return _run_script(script, arguments)
 
 
-def _meet_by_mpi(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
-    """Ranks of another launcher than ours were not told where to meet; MPI is started for it."""
+def _rendezvous_by_mpi(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
+    """Ranks of another launcher than ours have no MASTER_ADDR; MPI is started to agree on one."""
     from paceline.torch_backend.rendezvous import meet
 
     return meet(url, **settings)
@@ -85,7 +85,7 @@ def _run_script(script: str, arguments: list[str]) -> int:
 
 
 def _end_all(error: BaseException) -> NoReturn:
-    """The others would wait for this rank."""
+    """End all ranks: the others would wait for this one."""
     world = everyone()
     if world.size > 1:
         fail(world, error)

@@ -117,11 +117,11 @@ def _place_of(loss: HostLoss, hosts: Sequence[str]) -> str:
     return f"host {others[0]}" if len(others) == 1 else f"another host than {loss.noticed_on}"
 
 
-def describe_death(death: RankDeath, pulse: dict[str, Any]) -> str:
-    """The message for a rank that was killed; with its step, if `pulse` has it."""
+def describe_death(death: RankDeath, heartbeats: dict[str, Any]) -> str:
+    """The message for a rank that was killed; with its step, if `heartbeats` have it."""
     if death.rank is None:
         return describe_end(f"a rank ({death.node}, process {death.pid})", death.signal)
-    known = pulse.get(str(death.rank))
+    known = heartbeats.get(str(death.rank))
     step = known.get("step") if isinstance(known, dict) else None
     place = f" at step {step}" if isinstance(step, int) else ""
     return describe_end(f"rank {death.rank} ({death.node})", death.signal, place)

@@ -19,15 +19,15 @@ from paceline.cluster.network import addresses_of, is_loopback, own_end
 from paceline.errors import LaunchError
 from paceline.launch.job import Placement
 from paceline.runtime.torchrun.address import (
-    _NOT_OURS,
     ADDRESS,
     CHOSEN,
     LOOPBACK,
+    NOT_OURS,
     PORT,
     TORCHRUN,
-    _read_ours,
     hold_socket,
     loopback_of,
+    read_ours,
 )
 
 PORTS_TRIED = 3
@@ -62,7 +62,7 @@ def read_given(env: Mapping[str, str]) -> dict[str, str]:
     """What the user has set of the two; not what a Paceline or torchrun around this one has."""
     if TORCHRUN in env:
         return {}
-    ours = _read_ours(env)
+    ours = read_ours(env)
     return {name: env[name] for name in (ADDRESS, PORT) if env.get(name) and name not in ours}
 
 
@@ -108,7 +108,7 @@ def _refuse_loopback(address: str, hosts: tuple[Host, ...]) -> None:
 
 
 def _tell(given: Mapping[str, str], address: str, port: str) -> dict[str, str]:
-    chosen = [_NOT_OURS if n in given else w for n, w in ((ADDRESS, address), (PORT, port))]
+    chosen = [NOT_OURS if n in given else w for n, w in ((ADDRESS, address), (PORT, port))]
     return {ADDRESS: address, PORT: port, CHOSEN: " ".join(chosen)}
 
 

@@ -18,7 +18,7 @@ from paceline.launch.mpirun_output import (
 )
 from paceline.launch.output import STDERR, JobOutput, write_all
 from paceline.launch.signals import SignalForwarder, forwarding
-from paceline.runtime.job_dir import read_pulse
+from paceline.runtime.job_dir import read_heartbeats
 from paceline.runtime.reaper import Reaper, kill_job
 
 
@@ -67,7 +67,7 @@ def supervise_job(
             )
         except (OSError, ValueError) as error:
             raise LaunchError(f"{argv[0]} could not be started: {error}.") from error
-        (reaper or Reaper()).tell_session(child.pid)
+        (reaper or Reaper()).set_session(child.pid)
         signals.watch(child)
         output = JobOutput(child, launcher, folder, raw)
         try:
@@ -119,7 +119,7 @@ def _report_end(
 ) -> None:
     """Say in one line what the launcher's banners said; raw output has the banners themselves."""
     if death is not None:
-        write_all(STDERR, describe_death(death, read_pulse(folder)).encode())
+        write_all(STDERR, describe_death(death, read_heartbeats(folder)).encode())
     elif loss is not None and (loss.whole or returncode):
         write_all(STDERR, describe_loss(loss, launcher.hosts).encode())
     elif returncode < 0 and signals.ending is None:

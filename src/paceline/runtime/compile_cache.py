@@ -1,7 +1,7 @@
-"""A place of the user's own for what torch.compile keeps.
+"""A private folder for the cache of torch.compile.
 
-Torch's own is /tmp/torchinductor_USER. It makes it in every training, for its optimizers import the
-compiler, and runs what it finds there: whoever makes it first can have their code run by others.
+Torch's own is /tmp/torchinductor_USER. Torch makes it in every training, since its optimizers
+import the compiler, and runs what it finds there: whoever makes it first can make others run code.
 """
 
 import atexit
@@ -20,12 +20,12 @@ from paceline.runtime.torchrun.hook import when_imported
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _MODULES = ("torch._inductor.runtime.cache_dir_utils", "torch._inductor.runtime.runtime_utils")
-"""Those that know the place; the first is new in torch 2.6."""
+"""Those that know the folder; the first is new in torch 2.6."""
 _watched = False
 
 
 def keep_compile_cache_private() -> None:
-    """Have torch keep what it compiles in a private folder, made when torch asks for it."""
+    """Make torch cache what it compiles in a private folder, made when torch needs it."""
     global _watched
     if not _watched:
         _watched = True
@@ -34,17 +34,17 @@ def keep_compile_cache_private() -> None:
 
 
 def make_private(module: Any, env: MutableMapping[str, str] = os.environ) -> None:
-    """Name the folder to torch; parts of it heed no variable, but only the default."""
-    if isinstance(module.default_cache_dir, _Place):  # taken over from the other module
+    """Set the folder; parts of torch ignore the variable and use the default alone."""
+    if isinstance(module.default_cache_dir, _Folder):  # taken over from the other module
         return
     # Torch itself sets the variable when it first asks, which may have been before us.
     if env.get(VARIABLE) in (None, "", module.default_cache_dir()):
         env[VARIABLE] = str(_choose(env))
-    module.default_cache_dir = _Place(env[VARIABLE])
+    module.default_cache_dir = _Folder(env[VARIABLE])
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Folder:
     path: str
 
     def __call__(self) -> str:
@@ -52,9 +52,9 @@ class _Place:
 
 
 def _choose(env: MutableMapping[str, str]) -> Path:
-    """In the user's cache; where that cannot be, a temporary folder, which this process removes.
+    """In the user's cache; if that is not possible, a temporary folder, which this process removes.
 
-    Homes are shared by nodes, and what is compiled for one processor may not run on another.
+    Nodes share homes, and what is compiled for one processor may not run on another.
     """
     caches = env.get("XDG_CACHE_HOME") or Path(env.get("HOME") or "~").expanduser() / ".cache"
     place = Path(caches) / "paceline" / f"torchinductor-{socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""One failure, one message: the rank that failed tells why and ends all others."""
+"""One failure, one message: the rank that failed says why and ends all others."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Abortable(Protocol):
 class Unconnected:
     """A rank of a job without MPI: the launcher ends the others when this one exits with an error.
 
-    Those that talk by other means (gloo) may notice before that this one is gone. So a rank waits a
-    little before it says what is wrong: if another was the cause, it is ended meanwhile.
+    Ranks that communicate by other means (gloo) may notice earlier that this one is gone. So a rank
+    waits a little before it reports an error: if another was the cause, it is ended meanwhile.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -45,8 +45,8 @@ class Unconnected:
         self.node = socket.gethostname()
 
     def abort(self, code: int = 1) -> NoReturn:
-        """Exit as Python does, except that no module is taken down: threads of native code may
-        still ask for the interpreter, and when it is gone they end the process by SIGABRT."""
+        """Exit as Python does, but without finalizing the interpreter: threads of native code may
+        still call into it, and if it is gone they end the process by SIGABRT."""
         try:
             atexit._run_exitfuncs()
             for stream in (sys.stdout, sys.stderr):
@@ -61,45 +61,45 @@ def fail(world: Abortable, error: BaseException) -> NoReturn:
     silence()
     try:
         wait_for_turn(world.rank + isinstance(world, Unconnected))
-        if world.size > 1 and not is_first_to_speak():
-            time.sleep(_LISTEN_S)  # the first to speak ends this rank, too
+        if world.size > 1 and not is_first_to_report():
+            time.sleep(_WAIT_FOR_END_S)  # the one that reported ends this rank, too
         with contextlib.suppress(OSError, ValueError, AttributeError):  # stdout may be closed
             sys.stdout.flush()
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(describe(world, error))
             sys.stderr.flush()
         if world.size > 1:
-            time.sleep(_HAND_OVER_S)
+            time.sleep(_FORWARD_S)
     finally:
         world.abort(exit_code(error))
 
 
 def wait_for_turn(rank: int) -> None:
-    """Ranks often fail together, for the same reason: the lowest speaks, and ends the others."""
+    """Ranks often fail together, for one reason: the lowest reports it, and ends the others."""
     time.sleep(min(0.4 * rank, 2.4))
 
 
-def is_first_to_speak() -> bool:
-    """Whether no other rank of this job, on this node, has said what went wrong.
+def is_first_to_report() -> bool:
+    """Whether no other rank of this job on this node has reported an error.
 
-    A busy machine may take longer to end the others than their turns are apart. Without a folder
-    of the job there is no telling.
+    A busy machine may take longer to end the others than their turns are apart. Without a job
+    directory this is unknown.
     """
     folder = os.environ.get(JOB_DIR)
     if not folder:
         return True
     try:
-        (Path(folder) / "last-words").touch(exist_ok=False)
+        (Path(folder) / "failure-reported").touch(exist_ok=False)
     except FileExistsError:
         return False
-    except OSError:  # another node, or the folder is full: rather two messages than none
+    except OSError:  # another node, or no space: better two messages than none
         return True
     return True
 
 
 @contextlib.contextmanager
 def ending_together(world: World) -> Iterator[None]:
-    """Around what all ranks do together: one that exits out of it ends the others, too.
+    """Around work that all ranks do together: one that exits from it ends the others, too.
 
     Other exceptions may be caught further out, and if not, end all ranks there.
     """
@@ -125,14 +125,14 @@ def describe(world: Abortable, error: BaseException) -> str:
 
 
 def _at_step(error: BaseException) -> str:
-    """Unless no step was made, or our own message tells it."""
-    step, told = step_of(error), isinstance(error, PacelineError) and " step " in str(error)
-    return f" at step {step}" if step and not told else ""
+    """Unless there was no step, or our own message has it."""
+    step, is_named = step_of(error), isinstance(error, PacelineError) and " step " in str(error)
+    return f" at step {step}" if step and not is_named else ""
 
 
 def exit_code(error: BaseException) -> int:
-    """2 for wrong settings, as argparse has it; 130 for Ctrl-C; 75 for a run that has saved and
-    wants to go on; a rank's own wish; else 1."""
+    """2 for wrong settings, as in argparse; 130 for Ctrl-C; 75 for a run that has saved and can be
+    resumed; the code of a SystemExit; else 1."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) and error.code else 1
     if isinstance(error, KeyboardInterrupt):
@@ -142,7 +142,7 @@ def exit_code(error: BaseException) -> int:
     return 2 if isinstance(error, ConfigError) else 1
 
 
-def _abort_on_exception(world: World) -> None:
+def abort_on_exception(world: World) -> None:
     plain = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -154,8 +154,8 @@ def _abort_on_exception(world: World) -> None:
     sys.excepthook = hook
 
 
-_HAND_OVER_S = 0.2
-"""Time for the launcher to pass on a rank's last words: Hydra drops them when it aborts at once."""
+_FORWARD_S = 0.2
+"""Time for the launcher to forward a rank's message: Hydra drops it if the rank aborts at once."""
 
-_LISTEN_S = 5.0
-"""How long a rank that need not speak waits for its end before it speaks after all."""
+_WAIT_FOR_END_S = 5.0
+"""How long a rank waits to be ended by the one that reported before it reports, too."""

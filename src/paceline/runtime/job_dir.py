@@ -1,8 +1,8 @@
-"""A job's folder on hosts other than the launcher's, and word from there to the launcher.
+"""The job directory as ranks see it, and notifications from ranks to the launcher.
 
-The launcher makes a folder in its shared memory for what the job's ranks leave there: segments of
-MPI, node memory, word for the launcher. On every other host the first rank makes one of the same
-name, and starts a keeper (see reaper.py) that removes it when the job has ended there.
+The launcher makes a directory in shared memory for what ranks leave there: segments of MPI, node
+memory, notes for the launcher. On every other host the first rank makes one of the same name, and
+starts a reaper that removes it when the job has ended there.
 """
 
 import json
@@ -15,17 +15,26 @@ from typing import Any
 from paceline.cluster.identity import JOB_DIR
 from paceline.core.private import NotOurs, make_folder, opened_folder, write_text
 from paceline.errors import LaunchError
-from paceline.runtime.reaper import REAPER_PID, start_keeper
+from paceline.runtime.reaper import REAPER_PID, start_reaper
 
 STARTED = "started"
-"""In the job's folder: a rank has come to life."""
+"""In the job directory: a rank has started."""
+
+CAN_SAVE = "saves"
+"""In the job directory: made by ranks that save and stop at a SIGUSR1."""
+
+HEARTBEATS = "heartbeats.json"
+"""In the job directory: the last heartbeat of each rank that rank 0 has, by rank."""
+
+RESTART = "PACELINE_RESTART"
+"""The variable that holds how often the job has been restarted."""
 
 NOTIFICATION = b"\x1epaceline "
-"""Begins a line on stderr that is for the launcher: a name, and what the file of it shall hold."""
+"""Begins a line on stderr for the launcher: the name of a file, and what it shall hold."""
 
 
 def prepare_job_dir() -> None:
-    """Make this host's folder of the job, unless it is there; tell the launcher that we live."""
+    """Make this host's job directory, unless it exists; notify the launcher of our start."""
     folder = os.environ.get(JOB_DIR)
     if folder and Path(folder).parent.is_dir():
         _make_folder(Path(folder))
@@ -36,43 +45,43 @@ def _make_folder(folder: Path) -> None:
     try:
         if not make_folder(folder):
             return
-        write_text(folder / REAPER_PID, "")  # others here send word to the launcher from now on
+        write_text(folder / REAPER_PID, "")  # from now on ranks here notify the launcher by stderr
     except NotOurs as error:
         raise LaunchError(
-            f"the job's folder {folder} on {socket.gethostname()} cannot be used: "
-            f"{error.strerror}. Start the job again: it gets a folder of another name"
+            f"the job directory {folder} on {socket.gethostname()} cannot be used: "
+            f"{error.strerror}. Start the job again: it gets a directory of another name"
         ) from None
-    except OSError:  # it cannot be made: ranks do without, and use the shared memory itself
+    except OSError:  # it cannot be made: ranks use /dev/shm itself
         return
     with suppress(OSError):
-        write_text(folder / REAPER_PID, str(start_keeper(folder, os.getppid())))
+        write_text(folder / REAPER_PID, str(start_reaper(folder, os.getppid())))
 
 
 def notify_launcher(name: str, text: str | None) -> None:
-    """Leave a file of that name for the launcher, or take it away again (`None`)."""
+    """Write a file of that name for the launcher, or remove it (None)."""
     folder = os.environ.get(JOB_DIR)
     if not folder:
         return
     try:
         with opened_folder(Path(folder)) as opened:
-            _leave(name, text, opened)
-            is_away = os.access(REAPER_PID, os.F_OK, dir_fd=opened)
-    except OSError:  # there is none on this host, or none of ours
+            _write(name, text, opened)
+            is_remote = os.access(REAPER_PID, os.F_OK, dir_fd=opened)
+    except OSError:  # there is none on this host, or it is not ours
         return
-    if is_away and os.environ.get("PACELINE_RAW") != "1":
+    if is_remote and os.environ.get("PACELINE_RAW") != "1":
         _send(name, text)
 
 
 def apply_notification(line: bytes, folder: Path | None) -> None:
-    """In the launcher: do here what a rank of another host has said it did there."""
+    """In the launcher: write or remove the file that a rank of another host reports."""
     name, _, text = line.removeprefix(NOTIFICATION).decode(errors="replace").strip().partition(" ")
     if folder is None or not name.replace(".", "").isalnum():
         return
     with suppress(OSError), opened_folder(folder) as opened:
-        _leave(name, text[1:] if text else None, opened)
+        _write(name, text[1:] if text else None, opened)
 
 
-def _leave(name: str, text: str | None, folder: int) -> None:
+def _write(name: str, text: str | None, folder: int) -> None:
     with suppress(OSError):
         if text is None:
             os.unlink(name, dir_fd=folder)
@@ -82,32 +91,20 @@ def _leave(name: str, text: str | None, folder: int) -> None:
 
 def _send(name: str, text: str | None) -> None:
     # One write of less than PIPE_BUF bytes arrives in one piece; a longer one could be mixed with
-    # other ranks' lines, and is not worth it.
-    said = "" if text is None else f" ={text}"
-    line = NOTIFICATION + f"{name}{said}\n".encode()
+    # other ranks' lines, so it is not sent.
+    content = "" if text is None else f" ={text}"
+    line = NOTIFICATION + f"{name}{content}\n".encode()
     if len(line) <= 4096 and line.count(b"\n") == 1:
         with suppress(OSError):
             os.write(2, line)
 
 
-CAN_SAVE = "saves"
-"""In the job's folder: made by ranks that save and stop at a SIGUSR1."""
-
-
-PULSE = "pulse.json"
-"""In the job's folder: what rank 0 last knew of each rank, by its number."""
-
-
-def read_pulse(folder: Path | None) -> dict[str, Any]:
-    """What rank 0 last knew of the ranks; empty if it has written nothing that can be read."""
+def read_heartbeats(folder: Path | None) -> dict[str, Any]:
+    """The last heartbeats of the ranks; empty if rank 0 has written nothing readable."""
     if folder is None:
         return {}
     try:
-        pulse = json.loads((folder / PULSE).read_text())
+        known = json.loads((folder / HEARTBEATS).read_text())
     except (OSError, ValueError):
         return {}
-    return pulse if isinstance(pulse, dict) else {}
-
-
-RESTART = "PACELINE_RESTART"
-"""The variable that tells the ranks how often their job has been started again."""
+    return known if isinstance(known, dict) else {}

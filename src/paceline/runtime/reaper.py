@@ -1,8 +1,8 @@
-"""What is left of a job: its processes, its folder, shared memory of MPICH.
+"""Clean up after a job: its processes, its directory, shared memory of MPICH.
 
-The launcher clears it away itself. For the case that it is killed, it starts this file as a process
-of its own, which waits for the launcher's end; so this file needs no package but Paceline. On other
-hosts than the launcher's, a rank starts it as the keeper of the job's folder there.
+The launcher does it itself. In case the launcher is killed, it starts this file as a process of its
+own, which waits for the launcher's end; so this file imports no package but Paceline. On other
+hosts a rank starts it, to remove the job directory there.
 """
 
 import os
@@ -24,59 +24,59 @@ from paceline.core.private import remove_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 JOB_DIR = "PACELINE_JOB_DIR"
-"""As in `environment`, which cannot be imported here."""
+"""As in `cluster.identity`, which loads more than this program needs."""
 
-REAPER_PID = "keeper"
-"""In the job's folder on other hosts: the number of the process that will remove it."""
+REAPER_PID = "reaper.pid"
+"""In the job directory on other hosts: the pid of the process that will remove it."""
 
-_FOLDER = "PACELINE_UNDERTAKES"
-"""The variable that names the folder: unlike a command line, other users cannot read it."""
+_FOLDER = "PACELINE_REAPED_DIR"
+"""The variable that names the directory: unlike a command line, other users cannot read it."""
 
 _GRACE_S = 3.0
-"""How long mpirun, which got a SIGTERM when the launcher died, has to end its ranks."""
+"""How long mpirun, which gets a SIGTERM when the launcher dies, has to end its ranks."""
 
 _PAUSE_S = 0.05
 _PARENT_PAUSE_S = 0.5
-_NOBODY = -1
-"""No session: the members of a job are known by its folder alone."""
+_NO_SESSION = -1
+"""No session: the members of a job are known by its directory alone."""
 _DONE = b"done"
 _MPICH_SEGMENT = re.compile(r"mpich_shm_[0-9a-f]+_\d+")
-_DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Reaper:
-    """The launcher's hold on the process that clears up if the launcher cannot."""
+    """The launcher's end of the pipe to the process that cleans up if the launcher cannot."""
 
-    def __init__(self, hold: IO[bytes] | None = None) -> None:
-        self._hold = hold
+    def __init__(self, pipe: IO[bytes] | None = None) -> None:
+        self._pipe = pipe
 
-    def tell_session(self, session: int) -> None:
-        """Name the session whose processes are to be ended."""
-        self._say(b"%d\n" % session)
+    def set_session(self, session: int) -> None:
+        """Name the session whose processes it shall end."""
+        self._send(b"%d\n" % session)
 
     def dismiss(self) -> None:
-        """Everything is cleared away already."""
-        self._say(_DONE)
+        """Everything is cleaned up already."""
+        self._send(_DONE)
 
-    def _say(self, words: bytes) -> None:
-        if self._hold is not None:
+    def _send(self, message: bytes) -> None:
+        if self._pipe is not None:
             with suppress(OSError):
-                self._hold.write(words)
-                self._hold.flush()
+                self._pipe.write(message)
+                self._pipe.flush()
 
 
 @contextmanager
 def reaper_beside(folder: Path | None, since_s: float | None) -> Iterator[Reaper]:
-    """Have a process ready that removes `folder` if this one is killed.
+    """Keep a process ready that removes `folder` if this one is killed.
 
-    With `since_s`, the time at which the job was started, segments of MPICH go, too.
+    With `since_s`, the time at which the job was started, it removes segments of MPICH, too.
     """
     if folder is None or not Path("/proc/self").exists():
         yield Reaper()
         return
     try:
         process = _start(folder, [] if since_s is None else [str(since_s)], subprocess.PIPE)
-    except OSError:  # it is for the rare case: the job can do without
+    except OSError:  # it is for a rare case: the job can do without
         yield Reaper()
         return
     assert process.stdin is not None
@@ -90,28 +90,28 @@ def reaper_beside(folder: Path | None, since_s: float | None) -> Iterator[Reaper
         process.wait()
 
 
-def start_keeper(folder: Path, parent: int) -> int:
-    """Start a process that removes the folder when `parent` has ended; its number."""
+def start_reaper(folder: Path, parent: int) -> int:
+    """Start a process that removes the folder when `parent` has ended; return its pid."""
     return _start(folder, [f"parent={parent}"], subprocess.DEVNULL).pid
 
 
-def _start(folder: Path, words: list[str], stdin: int) -> "subprocess.Popen[Any]":
-    # Processes that know the folder as their job's are ended with it.
+def _start(folder: Path, arguments: list[str], stdin: int) -> "subprocess.Popen[Any]":
+    # Without JOB_DIR: processes that have it are ended with the job.
     environ = {name: value for name, value in os.environ.items() if name != JOB_DIR}
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", str(Path(__file__).resolve()), *words],
+        [sys.executable, "-I", "-S", str(Path(__file__).resolve()), *arguments],
         env=environ | {_FOLDER: str(folder)},
         stdin=stdin,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        start_new_session=True,  # what ends the job, or reaches it from the terminal, spares it
+        start_new_session=True,  # signals to the job, or from the terminal, spare it
     )
 
 
 def kill_job(session: int, folder: Path | None) -> None:
     """Kill every process of the job."""
-    # The group of the leader is all that can be found where there is no /proc.
+    # Where there is no /proc, only the launcher's process group can be found.
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(session, signal.SIGKILL)
     for pid in members(session, folder):
@@ -120,7 +120,7 @@ def kill_job(session: int, folder: Path | None) -> None:
 
 
 def members(session: int, folder: Path | None) -> Iterator[int]:
-    """The processes of a job: those of its session, and those that know its folder.
+    """The processes of a job: those of its session, and those whose JOB_DIR is its directory.
 
     Ranks of Open MPI have process groups of their own but share the session; those of Hydra have
     sessions of their own.
@@ -128,12 +128,12 @@ def members(session: int, folder: Path | None) -> Iterator[int]:
     for entry in Path("/proc").glob("[0-9]*"):
         pid = int(entry.name)
         with suppress(OSError):
-            if os.getsid(pid) == session or _knows(entry, folder):
+            if os.getsid(pid) == session or _belongs_to(entry, folder):
                 yield pid
 
 
-def _knows(process: Path, folder: Path | None) -> bool:
-    """Whether the process was started with this folder as its job's."""
+def _belongs_to(process: Path, folder: Path | None) -> bool:
+    """Whether the process was started with this directory as its JOB_DIR."""
     if folder is None:
         return False
     mark = f"{JOB_DIR}={folder}".encode()
@@ -143,9 +143,9 @@ def _knows(process: Path, folder: Path | None) -> bool:
 
 
 def remove_segments(since_s: float) -> None:
-    """Remove what aborted ranks of MPICH have left in the shared memory since then.
+    """Remove what aborted ranks of MPICH have left in shared memory since then.
 
-    The segments carry no job's name. So one is removed if it is ours, not older than the job, and
+    Segments do not name their job. So one is removed if it is ours, not older than the job, and
     no process maps it: those of another job that runs are mapped by its ranks.
     """
     left = [path for path in SHARED_MEMORY.glob("mpich_shm_*") if _is_left(path, since_s)]
@@ -177,9 +177,9 @@ def _mapped_files() -> set[str]:
 
 
 def end_session(session: int, folder: Path) -> None:
-    """Kill what is left of the session and of those that know the folder, after some grace.
+    """Kill what is left of the job after a grace period.
 
-    A session keeps its number as long as it has a process; later it may be that of another.
+    A session keeps its id as long as it has a process; afterwards the id may be reused.
     """
     if not _wait_until_gone(session, folder, _GRACE_S):
         kill_job(session, folder)
@@ -196,12 +196,12 @@ def _wait_until_gone(session: int, folder: Path, seconds: float) -> bool:
 
 
 def main(more: str | None = None) -> None:
-    """Wait for the launcher's end; clear up, unless it said that it has done so itself."""
+    """Wait for the launcher's end; clean up, unless it said that it has done so itself."""
     folder = Path(os.environ[_FOLDER])
-    for number in _DEAF_TO:
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     if more is not None and more.startswith("parent="):
-        keep(folder, int(more.removeprefix("parent=")))
+        clean_up_after(folder, int(more.removeprefix("parent=")))
         return
     *sessions, last = sys.stdin.buffer.read().split(b"\n")
     if last == _DONE:
@@ -213,15 +213,15 @@ def main(more: str | None = None) -> None:
         remove_segments(float(more))
 
 
-def keep(folder: Path, parent: int) -> None:
-    """Stay until the process that started the ranks of this host is gone; then clear up after it.
+def clean_up_after(folder: Path, parent: int) -> None:
+    """Wait for the end of the process that started the ranks on this host; then clean up.
 
-    That is the launcher's daemon here (or Slurm's), which outlives its ranks. Ranks that do not
-    end with it have lost their launcher.
+    That process is the launcher's daemon here (or Slurm's), which outlives its ranks. Ranks that do
+    not end with it have lost their launcher.
     """
     _wait_for_end(parent)
-    _wait_until_gone(_NOBODY, folder, _GRACE_S)
-    for pid in members(_NOBODY, folder):
+    _wait_until_gone(_NO_SESSION, folder, _GRACE_S)
+    for pid in members(_NO_SESSION, folder):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
     remove_folder(folder)

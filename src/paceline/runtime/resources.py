@@ -8,7 +8,7 @@ from paceline.comm import World
 
 
 def fair_threads(world: World) -> int:
-    """Share this rank's cores with those ranks of its node that may run on them, too.
+    """This rank's threads: its cores, divided by the ranks of its node that may run on them.
 
     Ranks that a launcher has bound to cores of their own share them with nobody.
     """
@@ -18,19 +18,19 @@ def fair_threads(world: World) -> int:
     return threads_per_rank(max(1, rivals), available_cores())
 
 
-def choose_patience(environment: Environment, ranks: int, cores: int) -> float | None:
-    """How ranks of a node wait: asleep where they outnumber its cores, or a rank that waits would
-    keep one from computing. Open MPI's mpirun lets them yield by itself, which is better still."""
+def choose_poll_interval(environment: Environment, ranks: int, cores: int) -> float | None:
+    """How ranks of a node wait: asleep if they outnumber its cores, else a waiting rank would keep
+    another from computing. Open MPI's mpirun makes them yield, which is better still."""
     yields = environment.kind == "openmpi"
-    return CROWDED_PATIENCE_S if ranks > cores and not yields else None
+    return CROWDED_POLL_S if ranks > cores and not yields else None
 
 
-def _cores_of_node(world: World) -> int:
+def cores_of_node(world: World) -> int:
     """The cores that any rank of this node may use; each rank may be bound to its own."""
     everyone = world.allgather_values(affinity())
     together = set().union(*(everyone[rank] for rank in world.node_ranks))
     return available_cores(cpus=together)
 
 
-CROWDED_PATIENCE_S = 200e-6
+CROWDED_POLL_S = 200e-6
 """Longest sleep of a rank that waits on a crowded node."""

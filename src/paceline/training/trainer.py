@@ -116,7 +116,7 @@ class Trainer:
         try:
             with (
                 ending_together(self.world),
-                self._orders.heeded(),
+                self._orders.handling_signals(),
                 data_cache(self.config, self.world) as cache,
             ):
                 return self._fit(cache)

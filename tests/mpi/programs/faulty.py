@@ -117,7 +117,7 @@ class Strike(Callback):
 
 def wait_until_known(rank, step):
     """Until the launcher can read that this rank has come so far."""
-    pulse, end = Path(os.environ["PACELINE_JOB_DIR"], "pulse.json"), time.monotonic() + HANG_S
+    pulse, end = Path(os.environ["PACELINE_JOB_DIR"], "heartbeats.json"), time.monotonic() + HANG_S
     while not pulse.exists() or (json.loads(pulse.read_text())[str(rank)]["step"] or 0) < step:
         assert time.monotonic() < end, "its step was not told"
         time.sleep(0.05)

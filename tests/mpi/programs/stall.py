@@ -55,7 +55,7 @@ def keep_busy():
         return
     wait_until_told(told, STALLED, count(told, STALLED) + 1)
     if count(told, NAMED):
-        print("KNOWN", told.with_name("pulse.json").read_text(), flush=True)
+        print("KNOWN", told.with_name("heartbeats.json").read_text(), flush=True)
 
 
 def train(steps, warning_s, timeout_s):

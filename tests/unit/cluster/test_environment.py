@@ -2,7 +2,7 @@ import pytest
 
 from paceline.cluster.detect import ADVICE, Environment, check_world, detect
 from paceline.errors import LaunchError
-from paceline.runtime.resources import choose_patience
+from paceline.runtime.resources import choose_poll_interval
 
 OPEN_MPI = {
     "OMPI_COMM_WORLD_SIZE": "4",
@@ -261,4 +261,4 @@ def test_one_rank_in_a_batch_script_is_right_when_asked_for(kind):
 def test_ranks_that_outnumber_the_cores_wait_asleep(kind, ranks, cores, asleep):
     """Open MPI's mpirun lets them yield."""
     environment = Environment(kind, 0, ranks, 0, ranks, launched=True)
-    assert (choose_patience(environment, ranks, cores) is not None) == asleep
+    assert (choose_poll_interval(environment, ranks, cores) is not None) == asleep

@@ -12,7 +12,7 @@ from paceline.launch.mpirun_output import (
     read_death,
     read_loss,
 )
-from paceline.runtime.job_dir import read_pulse
+from paceline.runtime.job_dir import read_heartbeats
 
 OPEN_MPI = b"""prterun noticed that process rank 12 with PID 6866 on node n07 exited on
 signal 9 (Killed).
@@ -77,15 +77,15 @@ def test_a_signal_without_a_name_is_told_by_its_number():
 @pytest.mark.parametrize("text", ["", "{", "[]", "3", None])
 def test_a_pulse_that_cannot_be_read_is_empty(tmp_path, text):
     if text is not None:
-        (tmp_path / "pulse.json").write_text(text)
-    assert read_pulse(tmp_path) == {}
-    assert read_pulse(None) == {}
+        (tmp_path / "heartbeats.json").write_text(text)
+    assert read_heartbeats(tmp_path) == {}
+    assert read_heartbeats(None) == {}
 
 
 def test_the_pulse_is_read_from_the_folder(tmp_path):
     pulse = {"1": {"node": "n07", "step": 120}}
-    (tmp_path / "pulse.json").write_text(json.dumps(pulse))
-    assert read_pulse(tmp_path) == pulse
+    (tmp_path / "heartbeats.json").write_text(json.dumps(pulse))
+    assert read_heartbeats(tmp_path) == pulse
 
 
 LOST = b"""--------------------------------------------------------------------------

@@ -7,19 +7,19 @@ import pytest
 
 from paceline.cluster.identity import JOB_DIR
 from paceline.runtime import failure
-from paceline.runtime.failure import fail, is_first_to_speak
+from paceline.runtime.failure import fail, is_first_to_report
 
 
 def test_only_the_first_rank_of_a_job_speaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(JOB_DIR, str(tmp_path))
-    assert [is_first_to_speak() for _ in range(3)] == [True, False, False]
+    assert [is_first_to_report() for _ in range(3)] == [True, False, False]
 
 
 @pytest.mark.parametrize("folder", ["", "gone"])
 def test_without_a_folder_of_the_job_every_rank_speaks(folder, tmp_path, monkeypatch):
     monkeypatch.setenv(JOB_DIR, folder and str(tmp_path / folder))
-    assert is_first_to_speak()
-    assert is_first_to_speak()
+    assert is_first_to_report()
+    assert is_first_to_report()
 
 
 class Rank:
@@ -36,7 +36,7 @@ class Rank:
 
 def test_a_rank_that_nobody_ends_speaks_after_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(JOB_DIR, str(tmp_path))
-    monkeypatch.setattr(failure, "_LISTEN_S", 0.5)
+    monkeypatch.setattr(failure, "_WAIT_FOR_END_S", 0.5)
     monkeypatch.setattr(failure, "_HAND_OVER_S", 0.0)
     first, second = Rank(), Rank()
     fail(first, ValueError("one reason"))

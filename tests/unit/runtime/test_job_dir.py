@@ -40,12 +40,12 @@ def test_word_from_another_host_becomes_the_launchers_file(tmp_path, monkeypatch
             apply_notification(banners.notifications.pop(0), here)
         return shown
 
-    notify_launcher("pulse.json", text)
+    notify_launcher("heartbeats.json", text)
     assert pass_on() == b""
-    assert (here / "pulse.json").read_text() == text
-    notify_launcher("pulse.json", None)
+    assert (here / "heartbeats.json").read_text() == text
+    notify_launcher("heartbeats.json", None)
     assert pass_on() == b""
-    assert not (here / "pulse.json").exists()
+    assert not (here / "heartbeats.json").exists()
 
 
 def test_words_cannot_leave_the_folder(tmp_path: Path):

@@ -76,10 +76,10 @@ def test_words_are_written_through_no_link(tmp_path, monkeypatch):
     folder.mkdir(mode=0o700)
     precious.write_text("kept")
     monkeypatch.setenv(JOB_DIR, str(folder))
-    for name in (STARTED, f"{STARTED}.new", "pulse.json", "pulse.json.new"):
+    for name in (STARTED, f"{STARTED}.new", "heartbeats.json", "heartbeats.json.new"):
         (folder / name).symlink_to(precious)
     notify_launcher(STARTED, "changed")
-    apply_notification(b"\x1epaceline pulse.json =changed\n", folder)
+    apply_notification(b"\x1epaceline heartbeats.json =changed\n", folder)
     assert precious.read_text() == "kept"
 
 

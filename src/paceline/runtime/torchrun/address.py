@@ -10,17 +10,17 @@ from paceline.cluster.network import addresses_of, is_loopback
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
 
 CHOSEN = "PACELINE_MASTER"
-"""The variable that tells what we chose: address and port, each a dash if it is the user's."""
+"""The variable with what we chose: address and port, each a dash if it is the user's."""
 
-_NOT_OURS = "-"
+NOT_OURS = "-"
 
 TORCHRUN = "TORCHELASTIC_RUN_ID"
-"""The variable by which torchrun's processes are known: they meet where torchrun says."""
+"""The variable that marks processes of torchrun, which chooses address and port itself."""
 
 LOOPBACK = "127.0.0.1"
 
 PORT_TAKEN = "port.taken"
-"""In the job's folder: rank 0 could not have the port that was drawn for it."""
+"""In the job directory: rank 0 could not bind the port that was chosen for it."""
 
 
 def is_chosen(env: Mapping[str, str]) -> bool:
@@ -29,36 +29,36 @@ def is_chosen(env: Mapping[str, str]) -> bool:
     >>> is_chosen({"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "7", "PACELINE_MASTER": "10.0.0.1 7"})
     True
     """
-    return ADDRESS in _read_ours(env)
+    return ADDRESS in read_ours(env)
 
 
 def is_held_by_rank_0(env: Mapping[str, str]) -> bool:
     """Whether MASTER_PORT is ours."""
-    return PORT in _read_ours(env)
+    return PORT in read_ours(env)
 
 
-def _read_ours(env: Mapping[str, str]) -> set[str]:
-    """Which of the two we chose; none if somebody has changed one of those since."""
+def read_ours(env: Mapping[str, str]) -> set[str]:
+    """Which of the two we chose; none if anybody has changed one of those since."""
     chosen = [] if TORCHRUN in env else env.get(CHOSEN, "").split()
-    words = {n: w for n, w in zip((ADDRESS, PORT), chosen, strict=False) if w != _NOT_OURS}
+    words = {n: w for n, w in zip((ADDRESS, PORT), chosen, strict=False) if w != NOT_OURS}
     return set(words) if all(env.get(name) == word for name, word in words.items()) else set()
 
 
 def loopback_of(name: str) -> str:
-    """The loopback address that a name or an address stands for; empty if it leads elsewhere."""
+    """The loopback address that a name or an address resolves to; empty if there is another."""
     found = sorted(addresses_of(name), key=lambda one: ":" in one)
     return found[0] if found and all(map(is_loopback, found)) else ""
 
 
 def is_loopback_name(name: str) -> bool:
-    """Whether a name or an address leads nowhere but to the machine itself."""
+    """Whether a name or an address reaches only the machine itself."""
     return bool(loopback_of(name))
 
 
 def hold_socket(address: str, port: int) -> socket.socket:
-    """A socket that keeps a port as long as it is open; it does not listen.
+    """A socket that reserves a port as long as it is open; it does not listen.
 
-    Without an address it is kept on all of this machine's, of IPv6, too: any may be told to others.
+    Without an address, on all addresses of this machine, IPv6 included: others may use any.
     """
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET

@@ -1,8 +1,8 @@
-"""Introduce a rank to scripts that were written for torchrun: the variables that they read.
+"""The variables that scripts for torchrun read.
 
-RANK, LOCAL_RANK and the like are known without MPI, so none is started for them. GROUP_RANK and
-GROUP_WORLD_SIZE (the node's number, how many nodes) are set where they are known; ROLE_RANK and its
-kin are torchrun's own business, and TORCHELASTIC_... would claim that torchrun is there.
+RANK, LOCAL_RANK and the like are known without MPI, so MPI is not started for them. GROUP_RANK and
+GROUP_WORLD_SIZE (the node's number, how many nodes) are set if known. ROLE_RANK and the like are
+torchrun's own, and TORCHELASTIC_... would claim that torchrun is there.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from paceline.runtime.torchrun.address import (
 )
 
 RANKS_PER_HOST = "PACELINE_RANKS_PER_HOST"
-"""The variable in which the launcher tells how many ranks each host has, in their order."""
+"""The variable with the number of ranks of each host, in order, set by the launcher."""
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"
 _OUR_INTERFACE = "PACELINE_INTERFACE"
-"""The variable that tells which interface is of our choice: what is tried later may know better."""
+"""The variable with the interface that we chose, so that a better choice may replace it."""
 _held: list[socket.socket] = []
 
 
 def set_torchrun_env(environment: Environment, env: MutableMapping[str, str] = os.environ) -> None:
-    """Set this rank's variables; rank 0 takes the port that the launcher has chosen."""
+    """Set this rank's variables; rank 0 binds the port that the launcher has chosen."""
     if environment.kind != "torchrun":
         for name in [name for name in env if name.startswith("TORCHELASTIC_")]:
-            del env[name]  # of a torchrun around us: this is no process of it
+            del env[name]  # of a torchrun around us: this is not one of its processes
     env.update(describe_rank(environment, env))
     if environment.rank in (0, None) and is_held_by_rank_0(env):
-        _take_port(env)
+        _reserve_port(env)
     name_interface(env, _interface_to(env[ADDRESS]) if env.get(ADDRESS) else "")
 
 
 def describe_rank(environment: Environment, env: Mapping[str, str]) -> dict[str, str]:
-    """The variables of torchrun that tell who this rank is, those that are known."""
+    """Those of torchrun's variables about this rank that are known."""
     if environment.size == 1 or not environment.launched:
         numbers: Sequence[int | None] = (0, 1, 0, 1, 0, 1)
     else:
@@ -61,7 +61,7 @@ def describe_rank(environment: Environment, env: Mapping[str, str]) -> dict[str,
 
 
 def name_interface(env: MutableMapping[str, str], name: str) -> None:
-    """Tell gloo its interface, or nothing; one that anybody but a Paceline has named stays."""
+    """Set gloo's interface, or none; one that the user has set stays."""
     if env.get(_INTERFACE, "") not in ("", env.get(_OUR_INTERFACE)):
         return
     for variable in (_INTERFACE, _OUR_INTERFACE):
@@ -71,12 +71,12 @@ def name_interface(env: MutableMapping[str, str], name: str) -> None:
 
 
 def is_on_one_node(env: Mapping[str, str]) -> bool:
-    """Whether all ranks are on this node, as the variables of torchrun tell."""
+    """Whether all ranks are on this node, by the variables of torchrun."""
     return env.get("LOCAL_WORLD_SIZE") is not None and env["LOCAL_WORLD_SIZE"] == env["WORLD_SIZE"]
 
 
 def _find_node(environment: Environment, env: Mapping[str, str]) -> tuple[int | None, int | None]:
-    """The number of this rank's node and how many there are; `None` where that is not known."""
+    """The number of this rank's node and how many there are; None if unknown."""
     if environment.local_size == environment.size:
         return 0, 1
     if environment.kind == "slurm-step" and env.get("SLURM_NODEID", "").isdecimal():
@@ -95,22 +95,22 @@ def _find_node(environment: Environment, env: Mapping[str, str]) -> tuple[int | 
     return None, None
 
 
-def _take_port(env: Mapping[str, str]) -> None:
-    """Hold the port until this process ends; its store, or that of a child, may still open it."""
+def _reserve_port(env: Mapping[str, str]) -> None:
+    """Reserve the port until this process ends; its store, or a child's, may still open it."""
     try:
         _held.append(hold_socket(loopback_of(env[ADDRESS]), int(env[PORT])))
     except OSError as error:
         notify_launcher(PORT_TAKEN, env[PORT])
         raise LaunchError(
-            f"MASTER_PORT {env[PORT]} was chosen, and is not to be had on {socket.gethostname()}: "
+            f"MASTER_PORT {env[PORT]} was chosen, and is not available on {socket.gethostname()}: "
             f"{error}. Start again, or set MASTER_PORT to one that is free there"
         ) from None
 
 
 def _interface_to(address: str) -> str:
-    """The interface that leads to an address: gloo's own choice may be loopback, or lead nowhere.
+    """The interface that reaches an address: gloo's own choice may be loopback, or a dead end.
 
-    On one node it is that of loopback, so that nothing listens to the outside.
+    On one node it is loopback, so that nothing listens to the outside.
     """
     with suppress(OSError):
         found = sorted(addresses_of(address), key=lambda one: ":" in one)

@@ -1,6 +1,6 @@
-"""How torch.distributed meets in a script that `paceline run` runs, without a change to the script.
+"""Changes to the rendezvous of torch.distributed in scripts that `paceline run` runs.
 
-Torch is not imported here: what is to be changed is changed when the script imports it.
+Torch is not imported here: it is patched when the script imports it.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from paceline.runtime.torchrun.address import ADDRESS, hold_socket, loopback_of
 _RENDEZVOUS = "torch.distributed.rendezvous"
 _BACKLOG = 1024
 _BY_PLACE = ("host_name", "port", "world_size", "is_master", "timeout")
-"""What older torch gives a store by position."""
+"""The arguments that older torch passes by position."""
 
-Meet = Callable[..., Iterator[tuple[Any, int, int]]]
+Rendezvous = Callable[..., Iterator[tuple[Any, int, int]]]
 """A rendezvous of torch: given a URL, it yields a store, the rank and the number of ranks."""
 
 
-def keep_stores_inside() -> None:
-    """Let stores at a loopback address listen there alone; torch's listen on every interface."""
+def bind_stores_to_loopback() -> None:
+    """Make stores at a loopback address listen there alone; torch's listen on every interface."""
     when_imported(_RENDEZVOUS, _replace_stores)
 
 
-def meet_where_none_is_named(meet: Meet) -> None:
-    """Let env:// go by `meet` where MASTER_ADDR is not set; torch refuses that."""
-    when_imported(_RENDEZVOUS, lambda module: _replace_environment(module, meet))
+def set_default_rendezvous(rendezvous: Rendezvous) -> None:
+    """Make env:// use `rendezvous` where MASTER_ADDR is not set, which torch refuses."""
+    when_imported(_RENDEZVOUS, lambda module: _replace_environment(module, rendezvous))
 
 
 def when_imported(name: str, act: Callable[[ModuleType], None]) -> None:
@@ -96,12 +96,12 @@ def _replace_stores(module: Any) -> None:
     module.TCPStore = open_store
 
 
-def _replace_environment(module: Any, meet: Meet) -> None:
+def _replace_environment(module: Any, rendezvous: Rendezvous) -> None:
     handlers = module._rendezvous_handlers
     plain = handlers["env"]
 
     def choose(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
-        chosen: Meet = plain if os.environ.get(ADDRESS) else meet
+        chosen: Rendezvous = plain if os.environ.get(ADDRESS) else rendezvous
         return chosen(url, **settings)
 
     handlers["env"] = choose

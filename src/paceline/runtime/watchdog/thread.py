@@ -23,7 +23,7 @@ import numpy as np
 
 from paceline.comm import Backoff, Pending, World
 from paceline.errors import WorldError
-from paceline.runtime.job_dir import PULSE, notify_launcher
+from paceline.runtime.job_dir import HEARTBEATS, notify_launcher
 from paceline.runtime.watchdog.sections import Tracker, own_sections
 from paceline.runtime.watchdog.stall_detector import (
     HEARTBEAT_BYTES,
@@ -316,4 +316,4 @@ class Rank0Watch(RankWatch):
 
 def write_known(known: dict[str, dict[str, object]]) -> None:
     """Leave what is known of the ranks in the job directory for the launcher, if there is one."""
-    notify_launcher(PULSE, json.dumps(known))
+    notify_launcher(HEARTBEATS, json.dumps(known))

@@ -10,8 +10,8 @@ import pytest
 
 from paceline.runtime.torchrun import hook as torch_hook
 from paceline.runtime.torchrun.hook import (
-    keep_stores_inside,
-    meet_where_none_is_named,
+    bind_stores_to_loopback,
+    set_default_rendezvous,
     when_imported,
 )
 
@@ -59,7 +59,7 @@ def test_a_module_is_changed_when_it_is_imported_by_all_who_wait_for_it(name):
 
 
 def test_a_store_at_loopback_listens_there_alone(name):
-    keep_stores_inside()
+    bind_stores_to_loopback()
     module = load()
     opened = module.TCPStore(host_name="localhost", port=0, is_master=True)
     with socket.socket(fileno=opened["master_listen_fd"]) as listening:
@@ -83,12 +83,12 @@ def test_a_store_at_loopback_listens_there_alone(name):
     ],
 )
 def test_other_stores_are_torchs_own(name, asked):
-    keep_stores_inside()
+    bind_stores_to_loopback()
     assert load().TCPStore(**asked) == asked
 
 
 def test_where_no_address_is_named_they_meet_otherwise(name, monkeypatch):
-    meet_where_none_is_named(lambda url, **settings: iter([("by mpi", url, settings)]))
+    set_default_rendezvous(lambda url, **settings: iter([("by mpi", url, settings)]))
     handle = load()._rendezvous_handlers["env"]
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     assert next(handle("env://", timeout=3)) == ("by mpi", "env://", {"timeout": 3})

@@ -410,11 +410,11 @@ def test_ranks_that_are_threads_are_not_watched():
 def test_what_is_known_is_left_in_the_jobs_folder(tmp_path, monkeypatch):
     monkeypatch.setenv(JOB_DIR, str(tmp_path))
     write_known(judge_of(waits(1), works(1)).known())
-    assert json.loads((tmp_path / "pulse.json").read_text()) == {
+    assert json.loads((tmp_path / "heartbeats.json").read_text()) == {
         "0": {"node": "n00", "step": 120, "state": "waiting", "where": "train.py:9 main"},
         "1": {"node": "n01", "step": 120, "state": "busy", "where": "my_data.py:45 load"},
     }
-    assert [file.name for file in tmp_path.iterdir()] == ["pulse.json"]
+    assert [file.name for file in tmp_path.iterdir()] == ["heartbeats.json"]
 
 
 @pytest.mark.parametrize("folder", ["", "gone"])
