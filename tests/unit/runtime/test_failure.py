@@ -37,7 +37,7 @@ class Rank:
 def test_a_rank_that_nobody_ends_speaks_after_all(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv(JOB_DIR, str(tmp_path))
     monkeypatch.setattr(failure, "_WAIT_FOR_END_S", 0.5)
-    monkeypatch.setattr(failure, "_HAND_OVER_S", 0.0)
+    monkeypatch.setattr(failure, "_FORWARD_S", 0.0)
     first, second = Rank(), Rank()
     fail(first, ValueError("one reason"))
     assert capsys.readouterr().err.count("one reason") == 1
