@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from paceline.launch.rendezvous import hold
+from paceline.launch.rendezvous import reserve
 from support.ranks import run_in_group
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -34,7 +34,7 @@ def losses(text: str) -> list[str]:
 def losses_of_gloo(ranks: int, place: Path, timeout_s: float = 240) -> list[str]:
     """What the program for one node prints with so many processes of its own."""
     sized = ("size = 2\n", f"size = {ranks}\n")
-    with hold("127.0.0.1") as port:  # the program's store may still open it
+    with reserve("127.0.0.1") as port:  # the program's store may still open it
         script = shorten(ONE, place, sized, ('"29500"', f'"{port}"'))
         done = run_in_group([sys.executable, script], timeout_s)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
-"""Children that end with us, and their end, seen without reaping them.
+"""Child processes that end with us, and whether they have ended, without reaping them.
 
-Once a child is reaped its number may be given to another process, and a signal to its group would
-hit that. So whoever still has to clear up after a child looks here, and reaps it last.
+Once a child is reaped its pid may be reused, and a signal to its group would hit another process.
+So whoever still has to clean up after a child asks here, and reaps it last.
 """
 
 import ctypes
@@ -15,11 +15,11 @@ from collections.abc import Callable
 _PAUSE_S = 0.02
 _PR_SET_PDEATHSIG = 1
 _CAN_LOOK = hasattr(os, "waitid")
-"""Not on macOS before Python 3.13: there looking reaps."""
+"""Not on macOS before Python 3.13: there asking reaps."""
 
 
 def die_with_parent() -> Callable[[], None] | None:
-    """Return the child's first act: ask Linux for a SIGTERM when we die, even by SIGKILL."""
+    """What the child does first: ask Linux for a SIGTERM when we die, even by SIGKILL."""
     if sys.platform != "linux":
         return None
     libc = ctypes.CDLL(None)  # loaded before the fork: the child should only call
@@ -34,19 +34,19 @@ def die_with_parent() -> Callable[[], None] | None:
 
 
 def has_ended(child: "subprocess.Popen[bytes]") -> bool:
-    """Whether it has ended; it keeps its number."""
+    """Whether it has ended; it keeps its pid."""
     return _look(child, os.WNOHANG) is not None
 
 
 def wait_for_end(child: "subprocess.Popen[bytes]") -> int:
-    """Wait until it has ended; its return code, as Popen has it."""
+    """Wait until it has ended; return its code, as Popen does."""
     code = _look(child, 0)
     assert code is not None
     return code
 
 
 def ends_within(child: "subprocess.Popen[bytes]", seconds: float) -> bool:
-    """Wait so long at most; whether it has ended."""
+    """Wait at most this long; return whether it has ended."""
     end = time.monotonic() + seconds
     while not has_ended(child):
         if time.monotonic() > end:

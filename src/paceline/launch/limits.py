@@ -1,4 +1,4 @@
-"""What a shell or a container may hold back, and ranks on this machine cannot do without."""
+"""What ranks need from the shell or container that they are started in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHARED_MEMORY = "/dev/shm"
 OPEN_FILES, OPEN_FILES_PER_RANK = 24, 8
 SHARED_BYTES_PER_RANK = 8 << 20
 FILE_BYTES = 16 << 20
-"""What Open MPI 5.0 does not start without: each rank maps a file of some 8 MB."""
+"""Open MPI 5.0 does not start without: each rank maps a file of some 8 MB."""
 
 
 def check_folder() -> None:
@@ -42,7 +42,7 @@ def complete_environment(environ: MutableMapping[str, str]) -> None:
 
 
 def check_limits(ranks: int) -> None:
-    """Refuse to start so many ranks here where Open MPI would fail with banners of its own."""
+    """Refuse to start so many ranks here if Open MPI would fail, with banners of its own."""
     faults = find_faults(ranks, _allow_files(_files_needed(ranks)), _file_bytes(), _shared_bytes())
     if faults:
         raise LaunchError(f"{ranks} ranks cannot be started here: {'; '.join(faults)}")
@@ -78,7 +78,7 @@ def _files_needed(ranks: int) -> int:
 
 
 def _allow_files(need: int) -> float:
-    """How many may be open; a lower limit that the user may raise is raised."""
+    """How many files may be open, after raising the soft limit as far as allowed and needed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return float("inf")
@@ -94,7 +94,7 @@ def _file_bytes() -> float:
 
 
 def _shared_bytes() -> float:
-    """Where there is none, the job's folder is elsewhere."""
+    """Without /dev/shm, the job directory is elsewhere."""
     if not os.access(SHARED_MEMORY, os.W_OK):
         return float("inf")
     return shutil.disk_usage(SHARED_MEMORY).free

@@ -1,4 +1,4 @@
-"""Write the command line that starts ranks, in the dialect of the launcher at hand: pure text."""
+"""Write the command line that starts ranks, in the dialect of each launcher. Pure."""
 
 from paceline.cluster.cores import THREAD_VARIABLES
 from paceline.cluster.hosts import Host
@@ -6,7 +6,7 @@ from paceline.errors import LaunchError
 from paceline.launch.job import Job, Machine, Mpirun, Placement
 
 KEEPALIVE_S = 5
-"""A host from which nothing is heard is asked every so many seconds, and given up after three."""
+"""Seconds between the probes of a silent host; it is given up after three."""
 
 
 def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
@@ -19,8 +19,8 @@ def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str
     defaults |= dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     extra = {name: value for name, value in defaults.items() if name not in machine.environ}
     extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1", **job.variables}
-    # A rank's stdout is a pty under Open MPI in any case, so isatty() there tells nothing. On
-    # another machine the device of that name would be somebody else's.
+    # A rank's stdout is a pty under Open MPI in any case, so isatty() there means nothing. On
+    # another machine the device of that name would belong to somebody else.
     seen = machine.terminal if job.placement.leads_here else None
     extra["PACELINE_TTY"] = seen or "0"
     if machine.columns is not None:
@@ -34,8 +34,8 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
     # Open MPI 5.0.11 never tells rank 0 that stdin has ended: a read there would hang.
     options = ["--stdin", "none"]
     defaults = {
-        "OMPI_MCA_osc": "^ucx",  # it complains at every shared window
-        "OMPI_MCA_btl_tcp_links": "4",  # one connection reaches half of what 1 Gbit/s Ethernet can
+        "OMPI_MCA_osc": "^ucx",  # it prints a complaint for every shared window
+        "OMPI_MCA_btl_tcp_links": "4",  # one connection reaches half the speed of 1 Gbit/s Ethernet
     }
     if machine.is_root:
         defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
@@ -48,7 +48,7 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
         defaults["OMPI_MCA_btl"] = "^tcp"  # its ranks would listen on every interface, for nobody
     if not hosts and not machine.has_ssh:
         defaults["PRTE_MCA_plm_ssh_agent"] = "false"
-    # What is said of hosts is where ranks go, be it more than a scheduler has granted.
+    # Named hosts get the ranks asked for, even more than a scheduler has granted.
     more = "OVERSUBSCRIBE" if hosts or job.ranks > _slots(machine) else ""
     if machine.numa_nodes > 1 and not crowded and (hosts or not more):
         return [*options, "--map-by", f"numa:{more}".rstrip(":"), "--bind-to", "numa"], defaults
@@ -59,8 +59,8 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
 
 def _between_hosts(placement: Placement) -> dict[str, str]:
     defaults = {
-        "PRTE_MCA_prte_fwd_environment": "1",  # ssh hands on nothing of it
-        # A host that lost its power says no word: without these it is missed after minutes.
+        "PRTE_MCA_prte_fwd_environment": "1",  # ssh forwards none of it
+        # A host that lost power says nothing: without these it is noticed after minutes.
         "PRTE_MCA_oob_tcp_keepalive_time": str(KEEPALIVE_S),
         "PRTE_MCA_oob_tcp_keepalive_intvl": str(KEEPALIVE_S),
         "PRTE_MCA_oob_tcp_keepalive_probes": "3",
@@ -72,7 +72,7 @@ def _between_hosts(placement: Placement) -> dict[str, str]:
         "PRTE_MCA_plm": "ssh",
         "PRTE_MCA_plm_ssh_agent": placement.remote_shell,
         "PRTE_MCA_plm_ssh_no_tree_spawn": "1",
-        "PRTE_MCA_plm_ssh_disable_qrsh": "1",  # the agent says how
+        "PRTE_MCA_plm_ssh_disable_qrsh": "1",  # our remote shell is used instead
     }
 
 
@@ -96,8 +96,8 @@ def _hydra_hosts(placement: Placement) -> tuple[list[str], dict[str, str]]:
     named = ["-hosts", _list(placement.hosts)]
     if placement.remote_shell is None:
         return named, {}
-    # Hydra takes the name of a program; what else it is told goes by a variable. To what it takes
-    # for ssh it says -x.
+    # Hydra takes the name of a program; its options go into a variable. To a program that it takes
+    # for ssh it adds -x.
     program, _, words = placement.remote_shell.partition(" ")
     kind = ["-launcher", "ssh"] if program == "ssh" else ["-launcher", "rsh"]
     if program != "ssh":
@@ -111,7 +111,7 @@ def _srun(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[s
     if len(counts) == 1:
         names = ",".join(host.name for host in job.placement.hosts)
         options += [f"--nodelist={names}", f"--ntasks-per-node={counts.pop()}"]
-    # Tasks of the job, not new ones beside them; more of them than granted share its cores.
+    # Share the job's tasks rather than wait for new ones; more than granted share its cores.
     return [*options, "--overlap", "--overcommit"], {}
 
 
@@ -138,11 +138,11 @@ def _list(hosts: tuple[Host, ...]) -> str:
 
 
 def _is_crowded(host: Host, job: Job, machine: Machine) -> bool:
-    """As far as can be known from here: hosts of one job are mostly alike."""
+    """As far as we know from here: the hosts of a job are mostly alike."""
     return (host.slots or 1) * job.threads > machine.cores
 
 
 def _slots(machine: Machine) -> int:
-    """Count the ranks mpirun starts unasked: the cores, or the tasks of a Slurm allocation."""
+    """The ranks that mpirun starts without being asked for more: cores, or tasks of Slurm."""
     tasks = machine.environ.get("SLURM_NTASKS", "")
     return min(machine.cores, int(tasks)) if tasks.isdigit() else machine.cores

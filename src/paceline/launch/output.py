@@ -17,7 +17,7 @@ from paceline.runtime.job_dir import STARTED, apply_notification
 from paceline.runtime.reaper import kill_job, members
 
 START_WARNING_S, START_TIMEOUT_S = 60.0, 300.0
-"""How long the first rank on other hosts may take; Python from a slow file server takes a while."""
+"""How long the first rank on other hosts may take; Python on a slow file server is slow."""
 
 _PAUSE_S = 0.1
 _PIDS_PAUSE_S = 1.0
@@ -82,7 +82,7 @@ class JobOutput:
 
     @property
     def death(self) -> RankDeath | None:
-        """The rank that was killed by a signal, as the banners tell."""
+        """The rank that was killed by a signal, by the banners."""
         deaths = (banners.death for banners, _ in self._filters.values())
         death = next((d for d in deaths if d is not None), None)
         if death is None or death.rank is not None or self._rank_pids is None:
@@ -91,7 +91,7 @@ class JobOutput:
 
     @property
     def loss(self) -> HostLoss | None:
-        """The host that was lost, as the banners tell."""
+        """The host that was lost, by the banners."""
         losses = (banners.loss for banners, _ in self._filters.values())
         return next((loss for loss in losses if loss is not None), None)
 
@@ -132,8 +132,8 @@ class _FirstRank:
 
     def _describe(self, waited_s: float, what: str) -> str:
         return (
-            f"paceline: no rank has started on {self._hosts} for {waited_s:.0f} s; {what}. Do the "
-            f"hosts reach this one? Ask: paceline doctor --hosts {self._hosts}\n"
+            f"paceline: no rank has started on {self._hosts} for {waited_s:.0f} s; {what}. Can the "
+            f"hosts reach this one? Run: paceline doctor --hosts {self._hosts}\n"
         )
 
 
@@ -147,7 +147,7 @@ class _RankPids:
         self._next_s = 0.0
 
     def refresh(self) -> None:
-        """Look at the processes of the job now and then, until all ranks are known."""
+        """Look at the job's processes at most once a second, until all ranks are known."""
         if time.monotonic() < self._next_s or len(set(self.ranks.values())) == self._size:
             return
         self._next_s = time.monotonic() + _PIDS_PAUSE_S

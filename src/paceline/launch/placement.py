@@ -31,7 +31,7 @@ def plan_ranks(
     hosts: Sequence[Host],
     allocation: Allocation | None,
 ) -> RankPlan:
-    """RankPlan a job on the hosts that were named, else on those granted, else on this machine.
+    """Plan a job on the hosts that were named, else on those granted, else on this machine.
 
     Without a number there is a rank for each slot; without threads, the cores are shared out.
     """
@@ -50,7 +50,7 @@ def plan_ranks(
 
 
 def most_ranks_here() -> int:
-    """Beyond it a machine has no memory left for anybody; oversubscribing on purpose is below."""
+    """The limit for one machine, above deliberate oversubscription: more exhausts its memory."""
     return max(256, 16 * available_cores())
 
 

@@ -1,10 +1,10 @@
-"""Where programs of torch.distributed meet: MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+"""The rendezvous of torch.distributed: MASTER_ADDR and MASTER_PORT, as torchrun sets them.
 
-The launcher chooses both before it starts ranks, so no MPI is needed to tell them. A port is held
-by a socket that is bound and does not listen: nobody is given that port then, and the store of rank
-0 can still open it, since both say SO_REUSEADDR. Where rank 0 is on this machine the launcher holds
-a port that the kernel has found free. Elsewhere it draws one from below those that the kernel gives
-away, and rank 0 holds it before the script begins; if it is taken there, the launcher draws again.
+The launcher chooses both before it starts ranks, so no MPI is needed to agree on them. A port is
+reserved by a socket that is bound and does not listen: nobody else gets that port, and the store of
+rank 0 can still open it, since both set SO_REUSEADDR. If rank 0 is on this machine, the launcher
+reserves a port that the kernel has found free. Otherwise it picks a random one below the ephemeral
+range, and rank 0 reserves it before the script begins; if it is taken, the launcher picks another.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 @contextmanager
 def rendezvous_env(placement: Placement, env: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The variables that tell ranks of a job where to meet, while the job runs.
+    """The rendezvous variables of a job's ranks, valid while the job runs.
 
-    What the user has set stays as it is; a loopback address for ranks of several hosts is refused.
-    If no address is known by which hosts reach the first one, none is told: ranks meet by MPI then.
+    What the user has set stays; a loopback address for ranks of several hosts is refused. If no
+    address is known by which hosts reach the first one, none is set: ranks then agree by MPI.
     """
     given = read_given(env)
     address = given.get(ADDRESS) or choose_address(placement)
@@ -50,16 +50,16 @@ def rendezvous_env(placement: Placement, env: Mapping[str, str]) -> Iterator[dic
     if len(placement.hosts) > 1:
         _refuse_loopback(address, placement.hosts)
     if PORT in given:
-        yield _tell(given, address, given[PORT])
+        yield _variables(given, address, given[PORT])
     elif not placement.leads_here:
-        yield _tell(given, address, str(draw_port()))
+        yield _variables(given, address, str(draw_port()))
     else:
-        with hold(loopback_of(address)) as port:
-            yield _tell(given, address, str(port))
+        with reserve(loopback_of(address)) as port:
+            yield _variables(given, address, str(port))
 
 
 def read_given(env: Mapping[str, str]) -> dict[str, str]:
-    """What the user has set of the two; not what a Paceline or torchrun around this one has."""
+    """What the user has set of the two, not an outer Paceline or torchrun."""
     if TORCHRUN in env:
         return {}
     ours = read_ours(env)
@@ -67,7 +67,7 @@ def read_given(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def choose_address(placement: Placement) -> str:
-    """Loopback for ranks of one host, else an address of the first that others reach; or none."""
+    """Loopback for ranks of one host, else an address of the first that others reach, if any."""
     first, *others = placement.hosts or [Host("localhost")]
     if not others:
         return LOOPBACK
@@ -88,17 +88,17 @@ def _choose_own(others: list[str]) -> str:
 
 
 def _reachable(name: str) -> list[str]:
-    """What a name stands for, without loopback; IPv4 first."""
+    """The addresses of a name, without loopback; IPv4 first."""
     return sorted((a for a in addresses_of(name) if not is_loopback(a)), key=lambda one: ":" in one)
 
 
 def _machine(name: str) -> str:
-    """A host without the user that ssh is to log in as."""
+    """A host without the user name that ssh logs in with."""
     return name.rpartition("@")[2]
 
 
 def _refuse_loopback(address: str, hosts: tuple[Host, ...]) -> None:
-    # A host's own name may be one of loopback here, and right elsewhere; an address is what it is.
+    # A host's own name may resolve to loopback here, and be right elsewhere; an address may not.
     if address in ("localhost", "::1") or address.startswith("127."):
         names = ", ".join(host.name for host in hosts)
         raise LaunchError(
@@ -107,23 +107,23 @@ def _refuse_loopback(address: str, hosts: tuple[Host, ...]) -> None:
         )
 
 
-def _tell(given: Mapping[str, str], address: str, port: str) -> dict[str, str]:
+def _variables(given: Mapping[str, str], address: str, port: str) -> dict[str, str]:
     chosen = [NOT_OURS if n in given else w for n, w in ((ADDRESS, address), (PORT, port))]
     return {ADDRESS: address, PORT: port, CHOSEN: " ".join(chosen)}
 
 
 def draw_port(ephemeral: Path = _EPHEMERAL) -> int:
-    """A port below those that the kernel gives to whoever asks for any."""
+    """A random port below the kernel's ephemeral range."""
     highest = _HIGHEST
     with suppress(OSError, ValueError):
         highest = int(ephemeral.read_text().split()[0]) - 1
-    if highest <= _LOWEST:  # it gives away all of them
+    if highest <= _LOWEST:  # the range begins below ours
         highest = _HIGHEST
     return random.SystemRandom().randint(_LOWEST, highest)
 
 
 @contextmanager
-def hold(address: str, port: int = 0) -> Iterator[int]:
-    """Keep a port from being given to others, inside the block; without a number, any free one."""
+def reserve(address: str, port: int = 0) -> Iterator[int]:
+    """Reserve a port inside the block; without a number, any free one."""
     with hold_socket(address, port) as held:
         yield held.getsockname()[1]

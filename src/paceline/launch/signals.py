@@ -1,4 +1,4 @@
-"""Signals on their way to the job: pass on, ask ranks to save, or kill them all."""
+"""Signals to the job: forward them, ask ranks to save, or kill them all."""
 
 import os
 import signal
@@ -15,9 +15,9 @@ from paceline.runtime.reaper import kill_job
 
 _SAVING = b"paceline: saving and stopping (again to stop at once)\n"
 _DROPPED_USR2 = (
-    b"paceline: SIGUSR2 was dropped: this mpirun (Hydra) would end by it, not pass it on\n"
+    b"paceline: SIGUSR2 was dropped: this mpirun (Hydra) would end at it, not forward it\n"
 )
-# mpirun knows no hang-up: a closed terminal ends the job like a SIGTERM.
+# mpirun ignores SIGHUP: a closed terminal ends the job by SIGTERM.
 _ENDING = {
     signal.SIGINT: signal.SIGINT,
     signal.SIGTERM: signal.SIGTERM,

@@ -1,4 +1,4 @@
-"""Slurm's srun as the launcher, where it speaks the language of the MPI that ranks use."""
+"""Slurm's srun as the launcher, where it offers a PMI that the ranks' MPI understands."""
 
 import os
 import shutil
@@ -10,21 +10,21 @@ from paceline.launch.job import Mpirun
 from paceline.launch.preflight.node_info import kind_of_library
 from paceline.launch.preflight.probe import read_library
 
-SPEAKS = {
+PMI_OF = {
     "openmpi": ("pmix",),
     "mpich": ("pmi2", "pmix"),
     "intel": ("pmi2", "pmix"),
     "unknown": ("pmix", "pmi2"),
 }
-"""What ranks of each MPI speak with srun, best first, by the beginnings of its plugins' names."""
+"""The PMI plugins of srun that each MPI can use, best first, as prefixes of their names."""
 
 
 def find_srun() -> Mpirun:
-    """Find srun, and the plugin by which it and the MPI of this Python understand each other."""
+    """Find srun, and its PMI plugin that fits the MPI of this Python."""
     path = shutil.which("srun")
     if path is None or "SLURM_JOB_ID" not in os.environ:
         reason = "there is no srun" if path is None else "this is no Slurm job"
-        raise LaunchError(f"ranks cannot be started by srun: {reason}. Leave --launcher away")
+        raise LaunchError(f"ranks cannot be started by srun: {reason}. Omit --launcher")
     library = read_library()
     if "libmpi_version" not in library:
         raise LaunchError(f"the MPI library cannot be used: {library['libmpi_problem']}")
@@ -43,17 +43,17 @@ def choose_pmi(library: str, plugins: Iterable[str]) -> str:
         return fitting[0]
     raise LaunchError(
         f"srun offers {', '.join(offered) or 'nothing'}, which {' '.join(library.split()[:4])} "
-        "does not speak: each rank would train alone. Leave --launcher away (mpirun starts the "
+        "does not use: each rank would train alone. Omit --launcher (mpirun starts the "
         "ranks), or ask your support for Slurm's PMIx plugin"
     )
 
 
 def fitting_plugins(kind: str | None, plugins: Iterable[str]) -> list[str]:
-    """Those of srun's plugins that ranks of this kind of MPI understand, best first.
+    """Those of srun's PMI plugins that this kind of MPI can use, best first.
 
     >>> fitting_plugins("openmpi", ["none", "pmi2", "pmix_v4", "pmix"])
     ['pmix', 'pmix_v4']
     """
     offered = sorted(plugins)
-    wanted = SPEAKS.get(kind or "", ())
+    wanted = PMI_OF.get(kind or "", ())
     return [name for language in wanted for name in offered if name.startswith(language)]

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.cluster.detect import detect
 from paceline.launch.job import Placement
-from paceline.launch.rendezvous import hold, rendezvous_env
+from paceline.launch.rendezvous import rendezvous_env, reserve
 from paceline.runtime.torchrun import env as introduction
 from paceline.runtime.torchrun.env import set_torchrun_env
 
@@ -38,7 +38,7 @@ def is_free(address: str, port: int) -> bool:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
 def test_a_port_for_others_is_held_in_both_families(address):
-    with hold("") as port:
+    with reserve("") as port:
         assert not is_free(address, port)
 
 

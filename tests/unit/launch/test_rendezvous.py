@@ -8,7 +8,13 @@ from paceline.cluster.hosts import Host
 from paceline.errors import LaunchError
 from paceline.launch import rendezvous as meeting
 from paceline.launch.job import Placement
-from paceline.launch.rendezvous import choose_address, draw_port, hold, read_given, rendezvous_env
+from paceline.launch.rendezvous import (
+    choose_address,
+    draw_port,
+    read_given,
+    rendezvous_env,
+    reserve,
+)
 from paceline.runtime.torchrun import address
 from paceline.runtime.torchrun.address import (
     hold_socket,
@@ -79,7 +85,7 @@ def test_here_the_port_is_held_for_a_store_and_for_nobody_else():
             socket.socket() as greedy,
         ):  # without SO_REUSEADDR
             greedy.bind(("127.0.0.1", port))
-        with hold("127.0.0.1", port) as again:  # as rank 0 does
+        with reserve("127.0.0.1", port) as again:  # as rank 0 does
             assert again == port
             assert can_listen("127.0.0.1", port)
             assert can_listen("", port)

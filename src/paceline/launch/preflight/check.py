@@ -1,4 +1,4 @@
-"""Before ranks are started on several hosts: are all reached, and is the same software there?"""
+"""Before ranks start on several hosts: can all be reached, and do they have the same software?"""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ FORWARDED = (
     *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "OMP_NUM_THREADS"),
     *("MPI4PY_LIBMPI", "MPI4PY_MPIABI"),
 )
-"""Of what ranks get from here, that which decides what they find."""
+"""Variables of ours that decide which software ranks find."""
 PROBE_TIMEOUT_S = 90.0
-"""For one host. All are asked at once."""
+"""For one host. All are probed at once."""
 SKEW_S = 30.0
-"""A clock that is off by more is a problem: files of a run would get times of the future."""
+"""A clock that is off by more is a problem: files of a run would get times in the future."""
 _AT_ONCE = 32
 
 
 @dataclass(frozen=True)
 class HostReply:
-    """What became of asking one host: its facts, or the problem."""
+    """The result of probing one host: its facts, or the problem."""
 
     facts: NodeInfo | None
     problem: Problem | None = None
 
 
 def check_hosts(names: Sequence[str], remote_shell: Sequence[str] = SSH) -> dict[str, NodeInfo]:
-    """The facts of all hosts, each of which can be reached and has what this one has.
+    """The facts of all hosts, if each can be reached and has the same software as this one.
 
-    Everything that is wrong is one LaunchError. This machine is compared, too, since mpirun runs
+    All problems are one LaunchError. This machine is compared, too, since mpirun runs
     here.
     """
     answers = ask_hosts(names, remote_shell)
@@ -55,7 +55,7 @@ def check_hosts(names: Sequence[str], remote_shell: Sequence[str] = SSH) -> dict
 
 
 def ask_hosts(names: Sequence[str], remote_shell: Sequence[str] = SSH) -> dict[str, HostReply]:
-    """Run the probe on all hosts at the same time; whatever goes wrong is told by host."""
+    """Run the probe on all hosts at the same time; problems are reported by host."""
     once = list(dict.fromkeys(names))
     if not once:
         return {}
@@ -71,13 +71,13 @@ def with_this_host(facts: Mapping[str, NodeInfo]) -> dict[str, NodeInfo]:
     return dict(facts) if here is None else {here.host: here, **facts}
 
 
-def over(remote_shell: Sequence[str], name: str, command: Sequence[str]) -> list[str]:
-    """How the agent runs a command on a host; the last word is a line for the shell there.
+def wrap_remote(remote_shell: Sequence[str], name: str, command: Sequence[str]) -> list[str]:
+    """The command line that runs a command on a host; its last word is a line for the shell there.
 
-    The host's name is added to the agent, or takes the place of a word `{host}` in it.
+    The host's name is appended to the remote shell, or replaces a word `{host}` in it.
     """
     given = [f"{one}={os.environ[one]}" for one in FORWARDED if one in os.environ]
-    # From the folder in which ranks will start, too. These words mean the same to every shell.
+    # In the folder in which ranks will start. These words mean the same to every shell.
     line = f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(['env', *given, *command])}"
     named = [name if word == "{host}" else word for word in remote_shell]
     return [*named, line] if "{host}" in remote_shell else [*named, name, line]
@@ -85,7 +85,7 @@ def over(remote_shell: Sequence[str], name: str, command: Sequence[str]) -> list
 
 def _ask(name: str, remote_shell: Sequence[str]) -> HostReply:
     command = (sys.executable, "-m", "paceline.launch.preflight.probe")
-    argv = list(command) if is_here(name) else over(remote_shell, name, command)
+    argv = list(command) if is_here(name) else wrap_remote(remote_shell, name, command)
     started = time.time()
     try:
         asked = subprocess.run(
@@ -108,7 +108,7 @@ def _ask(name: str, remote_shell: Sequence[str]) -> HostReply:
 
 
 def skew(told_s: float, before_s: float, after_s: float) -> float:
-    """How far a clock is off at least, if it was read between two times of ours.
+    """How far a clock is off, at least, if it was read between two times of ours.
 
     >>> skew(100.0, 99.0, 101.0), skew(3700.0, 99.0, 101.0)
     (0.0, 3599.0)
@@ -143,8 +143,8 @@ _SAME = (
         "MPI library",
         "the MPI library",
         lambda facts: _library(facts),
-        "Ranks of two MPIs cannot talk: use the same one on all hosts. MPI4PY_LIBMPI or "
-        "LD_LIBRARY_PATH, set on one of them, may be why.",
+        "Ranks of two MPIs cannot communicate: use the same one on all hosts. MPI4PY_LIBMPI or "
+        "LD_LIBRARY_PATH, set on one of them, may be the cause.",
     ),
     _Same(
         "mpirun",
@@ -182,8 +182,8 @@ def _twins(facts: Mapping[str, NodeInfo]) -> list[Problem]:
             "host names",
             tuple(names),
             f"{' and '.join(names)} all call themselves {host}",
-            "Name each host once, and give each machine a host name of its own: Open MPI tells "
-            "machines apart by it.",
+            "Name each host once, and give each machine a host name of its own: Open MPI "
+            "distinguishes machines by it.",
         )
         for host, names in names_of.items()
         if len(names) > 1

@@ -1,4 +1,4 @@
-"""What a node has: plain values, so that they can travel as JSON and be made up in tests."""
+"""Facts about a node: plain values, so that they can be sent as JSON and made up in tests."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ KINDS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel(R) MPI": "intel", "MVAP
 
 @dataclass(frozen=True, kw_only=True)
 class NodeInfo:
-    """One node, as the probe found it. None and empty mean: not there, or it could not be read."""
+    """One node, as the probe found it. None and empty mean: absent, or unreadable."""
 
     host: str = ""
     resolves_to: list[str] = field(default_factory=list)
-    """The addresses that its own name gives it."""
+    """The addresses of its own name."""
     interfaces: dict[str, list[str]] = field(default_factory=dict)
     """Addresses of each interface that is up."""
     user: str = ""
     system: str = ""
     time_s: float = 0.0
     skew_s: float = 0.0
-    """How far its clock is from that of the host which asked, at least."""
+    """How far its clock is from that of the asking host, at least."""
 
     python: str = ""
     executable: str = ""
     paceline: str = ""
     digest: str = ""
-    """Of Paceline's own source files: tells two checkouts of one version apart."""
+    """Of Paceline's own source files: distinguishes two checkouts of one version."""
     mpi4py: str | None = None
     torch: str | None = None
     numpy: str | None = None
@@ -43,7 +43,7 @@ class NodeInfo:
     libmpi_standard: str | None = None
     libmpi_problem: str = ""
     ulfm: bool | None = None
-    """Whether the library was built for ranks that may fail; None if it cannot be told."""
+    """Whether the library was built with fault tolerance; None if unknown."""
     mpirun: str | None = None
     mpirun_kind: str | None = None
     mpirun_version: str | None = None
@@ -67,18 +67,18 @@ class NodeInfo:
     gpus: list[str] = field(default_factory=list)
 
     commands: dict[str, str] = field(default_factory=dict)
-    """Commands of schedulers and for reaching other hosts that were found, and where."""
+    """Commands of schedulers, and ssh, that were found, and where."""
     srun_mpi: list[str] = field(default_factory=list)
-    """What `srun --mpi=list` names."""
+    """The plugins that `srun --mpi=list` names."""
     pmi: list[str] = field(default_factory=list)
-    """Variables by which a launcher introduces ranks to each other, as set in this process."""
+    """Variables by which ranks find each other (PMI) that are set in this process."""
     job: str = ""
     """The job we are in, for example "Slurm job 12"."""
     job_problem: str = ""
     started_by: str = "none"
-    """The launcher or batch system as `launch/environment` names it."""
+    """The launcher or batch system, as `cluster.detect` names it."""
     granted: int | None = None
-    """The ranks that the job was given room for."""
+    """The ranks that the job was granted."""
 
     @property
     def libmpi_kind(self) -> str | None:
@@ -87,7 +87,7 @@ class NodeInfo:
 
 
 def kind_of_library(version: str) -> str:
-    """The kind of mpirun that fits a library which says this of itself.
+    """The kind of mpirun that fits a library with this version text.
 
     >>> kind_of_library("Open MPI v5.0.11, package: ...")
     'openmpi'
@@ -101,9 +101,9 @@ def to_json(facts: NodeInfo) -> str:
 
 
 def from_json(text: str) -> NodeInfo:
-    """Read what another host's probe wrote, last line first: its shell may have greeted before.
+    """Read what another host's probe printed, last line first: its shell may print a greeting.
 
-    Fields of another version of Paceline are left out.
+    Fields of other versions of Paceline are ignored.
 
     >>> from_json('Welcome!\\n{"host": "n1", "later": 1}').host
     'n1'
@@ -116,4 +116,4 @@ def from_json(text: str) -> NodeInfo:
             continue
         if isinstance(values, dict) and "host" in values:
             return NodeInfo(**{name: value for name, value in values.items() if name in names})
-    raise LaunchError(f"the probe of a node said nothing that can be read: {text.strip()!r}")
+    raise LaunchError(f"the probe of a node printed nothing readable: {text.strip()!r}")

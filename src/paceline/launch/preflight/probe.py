@@ -1,7 +1,7 @@
-"""The facts of this node; `python -m paceline.launch.preflight.probe` prints them as JSON.
+"""Read the facts of this node; `python -m paceline.launch.preflight.probe` prints them as JSON.
 
-It is what doctor and the launcher run on every host. It must not fail where something is missing:
-that is what it is asked for. Neither torch nor MPI is loaded into this process.
+Doctor and the launcher run it on every host. It must not fail where something is missing: that is
+what it shall report. Neither torch nor MPI is loaded into this process.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _ASK_LIBRARY = (
     "import json; from paceline.comm.mpi import library; print(json.dumps(library()._asdict()))"
 )
 _LIBRARY_TIMEOUT_S = 60.0
-"""A first import over a network's file system takes its time."""
+"""A first import from a network file system is slow."""
 
 
 def read_node_info(env: Mapping[str, str] = os.environ) -> NodeInfo:
-    """Look at this node as a rank started here would find it."""
+    """Look at this node as a rank started here would see it."""
     return NodeInfo(**_software(), **_mpi(), **_machine(env), **_place(env), time_s=time.time())
 
 
@@ -57,7 +57,7 @@ def _software() -> dict[str, Any]:
 
 
 def digest(folder: Path) -> str:
-    """A short name for the contents of all Python files in a folder."""
+    """A short hash of the contents of all Python files in a folder."""
     total = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         content = path.read_bytes()
@@ -85,7 +85,7 @@ def _mpi() -> dict[str, Any]:
 
 
 def read_library() -> dict[str, Any]:
-    """Ask for the MPI library in a process of its own: one that does not fit may crash there."""
+    """Ask for the MPI library in a process of its own: one that does not fit may crash it."""
     if _version("mpi4py") is None:
         return {"libmpi_problem": "mpi4py is not installed"}
     try:
@@ -113,7 +113,7 @@ def read_library() -> dict[str, Any]:
 
 
 def explain(path: str | None, env: Mapping[str, str], prefix: str) -> str:
-    """Say why mpi4py has taken this library.
+    """Say why mpi4py has loaded this library.
 
     >>> explain("/venv/lib/libmpi.so.40", {}, "/venv")
     'in the environment of this Python'

@@ -1,4 +1,4 @@
-"""Why a host did not answer: what ssh and a shell say, and what helps."""
+"""Why a host did not answer: what ssh and the shell there say, and the remedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Problem:
-    """Something that keeps ranks from being started: about what, on which hosts, and what helps."""
+    """Something that keeps ranks from starting: the subject, the hosts, the remedy."""
 
     subject: str
     hosts: tuple[str, ...]
@@ -76,7 +76,7 @@ _REFUSALS = (
 
 
 def explain_ssh_error(host: str, code: int | None, text: str) -> Problem:
-    """Turn what ssh, a shell or the probe said about one host into a problem with its remedy.
+    """Turn the message of ssh, a shell or the probe into a problem with its remedy.
 
     >>> explain_ssh_error("n7", 255, "ssh: Could not resolve hostname n7: ...").what
     'the name n7 is unknown here'
@@ -84,7 +84,7 @@ def explain_ssh_error(host: str, code: int | None, text: str) -> Problem:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     said = lines[-1] if lines else f"exit code {code}"
     values = {"host": host, "said": said, "python": sys.executable}
-    # ssh itself fails with 255; its words and a shell's are partly the same.
+    # ssh itself fails with 255; its messages and a shell's overlap.
     heard = _NOT_RUN if code in (126, 127) else text
     for marks, what, remedy in _REFUSALS:
         if any(mark in heard for mark in marks):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from paceline.cluster.hosts import is_here
-from paceline.launch.preflight.check import HostReply, compare, over
+from paceline.launch.preflight.check import HostReply, compare, wrap_remote
 from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check
 from paceline.tools.doctor.network import outside
@@ -57,7 +57,7 @@ def check_ports(names: Sequence[str], remote_shell: Sequence[str], here: NodeInf
     addresses = outside(here.interfaces)
 
     def try_one(name: str) -> Check:
-        reach = try_both_ways(name, over(remote_shell, name, _REACH), addresses)
+        reach = try_both_ways(name, wrap_remote(remote_shell, name, _REACH), addresses)
         return judge_reach(name, here.host, reach)
 
     with ThreadPoolExecutor(min(len(others), _AT_ONCE)) as pool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.launch.preflight.check import compare, over, skew
+from paceline.launch.preflight.check import compare, skew, wrap_remote
 from paceline.launch.preflight.node_info import NodeInfo
 from paceline.launch.preflight.ssh_errors import explain_ssh_error
 
@@ -115,15 +115,15 @@ def test_a_shell_that_may_not_run_python_is_not_taken_for_ssh(code):
 
 
 def test_a_host_is_named_where_the_agent_says():
-    *words, _ = over(("ssh", "-q"), "n1", ("a b",))
+    *words, _ = wrap_remote(("ssh", "-q"), "n1", ("a b",))
     assert words == ["ssh", "-q", "n1"]
-    *words, _ = over(("srun", "-w", "{host}", "sh", "-c"), "n1", ("a",))
+    *words, _ = wrap_remote(("srun", "-w", "{host}", "sh", "-c"), "n1", ("a",))
     assert words == ["srun", "-w", "n1", "sh", "-c"]
 
 
 def test_folders_and_words_are_quoted_for_the_shell_there(tmp_path, monkeypatch):
     (tmp_path / "it's $(here)").mkdir()
     monkeypatch.chdir(tmp_path / "it's $(here)")
-    done = over(("sh", "-c", "{host}"), "true", ("echo", "$HOME"))
+    done = wrap_remote(("sh", "-c", "{host}"), "true", ("echo", "$HOME"))
     assert done[-1].endswith(" echo '$HOME'")
     assert "/it'\"'\"'s $(here)' &&" in done[-1]

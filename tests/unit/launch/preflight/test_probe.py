@@ -30,7 +30,7 @@ def test_facts_of_another_version_are_read_as_far_as_they_are_known():
 
 
 def test_words_without_facts_are_refused():
-    with pytest.raises(LaunchError, match="said nothing that can be read: 'hello'"):
+    with pytest.raises(LaunchError, match="printed nothing readable: 'hello'"):
         from_json("hello\n")
 
 
