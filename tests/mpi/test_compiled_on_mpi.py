@@ -27,4 +27,4 @@ def test_without_a_compiler_the_error_says_so(mpirun, tmp_path):
     )
     assert done.returncode != 0
     assert "ConfigError: torch.compile failed" in done.stderr
-    assert "leave compile out" in done.stderr
+    assert "omit compile" in done.stderr

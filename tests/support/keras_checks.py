@@ -232,7 +232,7 @@ def learning_rates_follow(folder):
     replica = make_replica(plain(), "cross_entropy", lambda _: keras.optimizers.SGD(decay))
     steps(replica, 2)
     assert replica.learning_rate == pytest.approx(0.125)
-    with pytest.raises(ConfigError, match="schedule of its own"):
+    with pytest.raises(ConfigError, match="its own learning rate schedule"):
         replica.scale_learning_rate(0.5)
 
 
@@ -312,10 +312,10 @@ def files_are_safe(folder):
 
     with without_tensorflow():
         keras.Sequential([keras.Input((4,)), Own(2)]).save(folder / "own.keras")
-    with pytest.raises(ConfigError, match=r"has Own, which Keras does not know.*file.py:function"):
+    with pytest.raises(ConfigError, match=r"has Own, which Keras does not have.*file.py:function"):
         load_file(folder / "own.keras")
     for name, text, why in (
-        ("bad.keras", "no zip", "no zip archive"),
+        ("bad.keras", "no zip", "not a zip archive"),
         ("bad.json", "{", "not JSON"),
         ("other.json", '{"a": 1}', "no class_name"),
         ("old.h5", "x", "old HDF5 format"),
@@ -331,7 +331,7 @@ def wrong_things_are_named(folder):
             return {}
 
     for build, why in (
-        (lambda: Own([keras.Input((4,)), layers.Dense(2)]), "train_step of its own"),
+        (lambda: Own([keras.Input((4,)), layers.Dense(2)]), "its own train_step"),
         (lambda: keras.Sequential([layers.Dense(2)]), "no variables yet"),
         (lambda: keras.Sequential([keras.Input((4,)), layers.Flatten()]), "nothing|no variable"),
     ):

@@ -1,7 +1,7 @@
-"""A model as named arrays and nothing else: read from and written to plain files.
+"""A model as named arrays: read from and written to .safetensors, .npz, .pt and .keras files.
 
-Arrays are kept as bytes beside the name of their type, since models have types that numpy does not
-know (bfloat16).
+Arrays are kept as bytes with the name of their type, since models have types that numpy does not
+have (bfloat16).
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ CODES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-"""Types by the names that numpy and torch give them, and what safetensors calls them."""
+"""Types by their names in numpy and torch, and what safetensors calls them."""
 UNKNOWN_TO_NUMPY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
-"""Bytes of each number."""
+"""Bytes of each element."""
 KINDS = {code: kind for kind, code in CODES.items()}
 
 
 class PlainArray(NamedTuple):
-    """One array: the name of its type, its shape, and its bytes in the usual order."""
+    """One array: the name of its type, its shape, and its bytes in C order, little-endian."""
 
     kind: str
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class PlainArray(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> PlainArray:
-        """A numpy array; what follows does not share its memory unless it is contiguous."""
+        """From a numpy array; shares its memory if it is contiguous."""
         plain = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         return cls(array.dtype.name, array.shape, plain.reshape(-1).view(np.uint8))
 
@@ -75,12 +75,12 @@ class PlainModel:
         return sum(math.prod(array.shape) for array in self.arrays.values())
 
     def write(self, path: Path) -> None:
-        """Write it in the format that the name's suffix tells, whole or not at all."""
+        """Write it in the format given by the suffix, whole or not at all."""
         _write_whole(path, lambda file: WRITERS[path.suffix](self, file))
 
 
 def copy_file(source: Path, path: Path) -> None:
-    """The same file in another place, whole or not at all."""
+    """Copy a file, whole or not at all."""
 
     def copy(file: BinaryIO) -> None:
         with source.open("rb") as original:
@@ -99,7 +99,7 @@ def _write_whole(path: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 def item_bytes(kind: str) -> int:
-    """Of one number of this type; a ValueError if the type is unknown."""
+    """Of one element of this type; a ValueError if the type is unknown."""
     try:
         return UNKNOWN_TO_NUMPY.get(kind) or np.dtype(kind).itemsize
     except TypeError:
@@ -107,11 +107,11 @@ def item_bytes(kind: str) -> int:
 
 
 def check_suffix(path: Path) -> None:
-    """Refuse a name that tells no format in which a model can be written."""
+    """Refuse a suffix that stands for no format in which a model can be written."""
     if path.suffix not in WRITERS:
         raise ConfigError(
             f"{path} has the suffix '{path.suffix}', expected one of {', '.join(WRITERS)}: it "
-            "tells the format"
+            "sets the format"
         )
 
 
@@ -132,20 +132,20 @@ def read_model(path: Path) -> PlainModel:
 
 
 def _read_safetensors(path: Path) -> PlainModel:
-    """The arrays stay in the file until they are looked at."""
+    """The arrays stay in the file until they are used."""
     try:
         with safe_open(path, framework="numpy") as file:  # compares header and length
             metadata = dict(file.metadata() or {})
     except OSError:
         raise
-    except Exception as error:  # the parser has many, and all of them blame the file
+    except Exception as error:  # the parser raises many kinds, all for a damaged file
         raise ValueError(f"it is not a safetensors file: {error}") from error
     with path.open("rb") as raw:
         length = int.from_bytes(raw.read(8), "little")
         header = json.loads(raw.read(length))
     header.pop("__metadata__", None)
     begin = 8 + length
-    empty = path.stat().st_size == begin  # which cannot be mapped
+    empty = path.stat().st_size == begin  # an empty file cannot be mapped
     octets = np.empty(0, np.uint8) if empty else np.memmap(path, np.uint8, "r", offset=begin)
     arrays = {}
     for name, entry in header.items():
@@ -186,17 +186,17 @@ def _read_keras(path: Path) -> PlainModel:
 def _write_keras(model: PlainModel, file: BinaryIO) -> None:
     if model.framework != "keras":
         raise ConfigError(
-            ".keras holds a Keras model with its layers, and this run's model is none of Keras; "
+            ".keras holds a Keras model with its layers, and this run's model is not one of Keras; "
             "choose .safetensors, .pt or .npz"
         )
     if model.architecture is None:
         raise ConfigError(
-            "the model does not tell its architecture (it has no get_config), which .keras holds; "
-            "choose .safetensors or .npz"
+            "the model does not describe its architecture (it has no get_config), which .keras "
+            "needs; choose .safetensors or .npz"
         )
     from paceline.frameworks.keras.model_files import import_keras
 
-    import_keras()  # quietly, with a backend that is there
+    import_keras()  # quietly, with a backend that is installed
     from paceline.frameworks.keras.saving import write_model
 
     write_model(model.architecture, model.arrays, file)
@@ -204,7 +204,7 @@ def _write_keras(model: PlainModel, file: BinaryIO) -> None:
 
 def _write_safetensors(model: PlainModel, file: BinaryIO) -> None:
     form = "np" if model.framework == "keras" else model.framework
-    # As the format's own writer has it, the widest come first: then all are aligned.
+    # Like the format's own writer, the widest come first: then all are aligned.
     widest_first = sorted(model.arrays.items(), key=lambda item: -item_bytes(item[1].kind))
     for name, array in widest_first:
         if array.kind not in CODES:
@@ -217,7 +217,7 @@ def _write_safetensors(model: PlainModel, file: BinaryIO) -> None:
 
 
 def _write_npz(model: PlainModel, file: BinaryIO) -> None:
-    """Every name of a tied array gets it: numpy's files know no sharing."""
+    """Tied arrays are written under each of their names: numpy's files cannot share them."""
     named = {name: name for name in model.arrays} | dict(model.aliases)
     with zipfile.ZipFile(file, "w") as archive:
         for name, of in named.items():
@@ -259,4 +259,4 @@ WRITERS: dict[str, Callable[[PlainModel, BinaryIO], None]] = {
     ".npz": _write_npz,
     ".keras": _write_keras,
 }
-"""By the suffix that tells the format."""
+"""By suffix."""

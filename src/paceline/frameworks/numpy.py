@@ -1,4 +1,4 @@
-"""The Replica of plain numpy, and the example for a framework that Paceline does not know."""
+"""The Replica of plain numpy, and the example for frameworks that Paceline does not support."""
 
 from __future__ import annotations
 

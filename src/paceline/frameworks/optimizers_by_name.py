@@ -14,14 +14,14 @@ from paceline.errors import ConfigError
 
 @dataclass(frozen=True)
 class NamedOptimizers:
-    """A framework's optimizers, and how its arguments relate to the settings of users."""
+    """A framework's optimizers, and how its arguments relate to settings."""
 
     kinds: Mapping[str, Callable[..., Any]]
     """Classes or functions by name, in lower case."""
     not_settings: tuple[str, ...] = ()
-    """Arguments that users do not set."""
+    """Arguments that are not settings."""
     rate: str = "lr"
-    """The framework's argument for the learning rate, which users always call `lr`."""
+    """The framework's argument for the learning rate, which the settings call `lr`."""
     unfit: Mapping[str, str] = field(default_factory=dict)
     """Optimizers that cannot be used, and why."""
 
@@ -45,7 +45,7 @@ class NamedOptimizers:
         return NamedOptimizer(name, kind, given, arguments, defaults)
 
     def _defaults(self, kind: Callable[..., Any]) -> dict[str, Any]:
-        """Settings, as users call them, with their defaults."""
+        """Settings with their defaults."""
         found = inspect.signature(kind).parameters
         return {
             self._setting(key): found[key].default for key in found if key not in self.not_settings
@@ -57,14 +57,14 @@ class NamedOptimizers:
 
 @dataclass(frozen=True)
 class NamedOptimizer:
-    """An optimizer that was found by its name, with the settings that were given."""
+    """An optimizer found by its name, with the settings that were given."""
 
     name: str
     kind: Callable[..., Any]
     settings: dict[str, Any]
-    """As users call them."""
+    """With the names of the settings."""
     arguments: dict[str, Any]
-    """As the framework calls them."""
+    """With the framework's names."""
     defaults: dict[str, Any]
 
     def make(self, *positional: Any) -> Any:

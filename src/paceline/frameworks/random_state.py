@@ -22,7 +22,7 @@ def seed_generators(seed: int) -> None:
 
 
 def generator_states() -> dict[str, Any]:
-    """Where these random numbers are, as nested dicts of arrays and plain values."""
+    """The states of these generators, as nested dicts of arrays and plain values."""
     version, numbers, ahead = random.getstate()
     of_numpy = np.random.get_state(legacy=False)
     assert isinstance(of_numpy, dict)
@@ -38,7 +38,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def accept_generator_states(states: dict[str, Any]) -> None:
-    """Go on with random numbers where `generator_states` was."""
+    """Restore what `generator_states` returned."""
     own = states["python"]
     random.setstate((own["version"], tuple(map(int, own["numbers"])), own["ahead"]))
     np.random.set_state(states["numpy"])

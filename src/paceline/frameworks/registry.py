@@ -1,4 +1,4 @@
-"""Which adapter a model needs; each is imported only when a model of its framework comes."""
+"""The adapter for each kind of model; imported only when such a model is used."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ADAPTERS = {
         "paceline.frameworks.torch.loop:TorchLoop",
     ),
 }
-"""A model's class (or a base of it); its Replica, and its adapter for a user's own loop."""
+"""A model's class (or a base of it): its Replica, and its adapter for a loop of your own."""
 
 FILES = {
     ".keras": "paceline.frameworks.keras.model_files:load_model",
@@ -35,11 +35,11 @@ FILES = {
     ".pt": "paceline.frameworks.torch.model_files:load_module",
     ".torch": "paceline.frameworks.torch.model_files:load_module",
 }
-"""How models that lie in files are read, by the suffix; each takes the path."""
+"""How model files are read, by suffix; each function takes the path."""
 
 
 def make_replica(model: Any, loss: Any, optimizer: Any, **options: Any) -> Replica:
-    """The model as a Replica; one that is a Replica already is taken as it is.
+    """The model as a Replica; one that already is a Replica is used as it is.
 
     Options are settings that only some frameworks have.
     """
@@ -57,7 +57,7 @@ def make_replica(model: Any, loss: Any, optimizer: Any, **options: Any) -> Repli
 
 
 def make_loop(model: Any, optimizer: Any) -> Any:
-    """The model and optimizer of a user's own training loop, adapted to be exchanged."""
+    """The adapter for the model and optimizer of a training loop of your own."""
     return _adapter(model, 1)(model, optimizer)
 
 
@@ -68,7 +68,7 @@ def load_file(path: Path) -> Any:
 
 
 def is_model(thing: Any) -> bool:
-    """Whether this is a model as it is, and not a function that builds one."""
+    """Whether this is a model, not a function that builds one."""
     return isinstance(thing, Replica) or _find(thing) is not None
 
 

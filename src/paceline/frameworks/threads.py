@@ -8,8 +8,8 @@ from paceline.frameworks.keras import backend as keras_backend
 
 
 def prepare_backends(threads: int) -> None:
-    """Before a model's code is imported: what frameworks read from the environment when they
-    start, and a backend for Keras that is installed."""
+    """Set what frameworks read from the environment when they are imported, and choose a backend
+    for Keras that is installed; call it before a model's code is imported."""
     keras_backend.prepare_backend(threads)
 
 

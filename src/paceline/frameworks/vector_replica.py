@@ -1,4 +1,4 @@
-"""What is alike in Replicas that keep parameters and gradients in two flat numpy vectors."""
+"""Base for Replicas that keep parameters and gradients in two flat numpy vectors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.core.vectors import Layout, Vector, is_finite
 
 class VectorReplica:
     """Half of a Replica. A framework adds `gradients`, `apply`, `evaluate`, its optimizer's state
-    and `save`; one with memory of its own writes it from `_vector` in `rehome`.
+    and `save`; one with its own memory fills it from `_vector` in `rehome`.
     """
 
     def __init__(self, layout: Layout, arrays: Sequence[npt.ArrayLike]) -> None:

@@ -35,7 +35,7 @@ def quantized() -> torch.Tensor:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({0: torch.zeros(2, 2)}, "is no state_dict"),
+        ({0: torch.zeros(2, 2)}, "is not a state_dict"),
         ({"weight": torch.zeros(2, 2).to_sparse(), "bias": torch.zeros(2)}, "weight .*sparse"),
         ({"weight": torch.zeros(2, 2, device="meta"), "bias": torch.zeros(2)}, "weight .*meta"),
         ({"weight": quantized(), "bias": torch.zeros(2)}, "weight .*qint8"),

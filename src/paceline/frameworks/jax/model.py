@@ -1,4 +1,4 @@
-"""A model of JAX as its user gives it, and how its functions are called."""
+"""JaxModel, and how its functions are called."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _EXTRAS = ("state", "key", "training")
 
 @dataclass(eq=False)
 class JaxModel:
-    """Parameters, a loss, and an optimizer: what Paceline trains of JAX.
+    """A JAX model for Paceline: parameters, a loss, and an optimizer.
 
     `params` is any pytree of float arrays, and `loss_fn(params, inputs, targets)` the mean loss of
-    a batch. It may also ask for these, by name:
+    a batch. It may take these further arguments, by name:
 
     - `key`: a random key, another one in each step and on each rank; None in validation;
     - `training`: False in validation;
@@ -31,8 +31,8 @@ class JaxModel:
       it returns `(loss, new_state)`.
 
     `optimizer` is one of optax; without it the run's setting `optimizer` names one.
-    `predict(params, inputs)` gives a score for each class, for `val_accuracy`; it may ask for
-    `state`, too. Once trained, `params` and `state` hold what came of it.
+    `predict(params, inputs)` gives a score for each class, for `val_accuracy`; it may take `state`,
+    too. After training, `params` and `state` hold the result.
     """
 
     params: Any
@@ -43,12 +43,12 @@ class JaxModel:
 
     @property
     def brings(self) -> tuple[str, ...]:
-        """The settings of a run that this model has of its own."""
+        """The settings of a run that the model itself provides."""
         return ("loss",) if self.optimizer is None else ("loss", "optimizer")
 
 
 class Functions:
-    """The functions of a model, called with what they ask for; all of it can be traced."""
+    """The functions of a model, called with the arguments that they take; all can be traced."""
 
     def __init__(self, model: JaxModel) -> None:
         self._model = model
@@ -57,14 +57,16 @@ class Functions:
         self._structure = jax.tree_util.tree_structure(model.state)
         if model.state is not None and "state" not in self._wanted:
             raise ReplicaError(
-                "the JaxModel has a state, and its loss_fn does not ask for it; write "
+                "the JaxModel has a state, and its loss_fn does not take it; write "
                 "loss_fn(params, inputs, targets, state) and return (loss, new_state)"
             )
 
     def loss(self, params: Any, state: Any, inputs: Any, targets: Any, key: Any = None) -> Any:
-        """The mean loss and the new state; without a key this is no training."""
+        """The mean loss and the new state; without a key it is an evaluation."""
         training = key is not None
-        fresh = jax.tree.map(lambda leaf: leaf, state)  # Flax writes only to what was made in here
+        fresh = jax.tree.map(
+            lambda leaf: leaf, state
+        )  # Flax writes only to what was made inside the trace
         given = {"state": fresh, "key": key if self.draws else None, "training": training}
         wanted = {name: given[name] for name in self._wanted}
         found = self._model.loss_fn(params, _scaled(inputs), targets, **wanted)
@@ -77,7 +79,7 @@ class Functions:
         return loss, state if self._model.state is None else self._fit(new, state)
 
     def count_correct(self, params: Any, state: Any, inputs: Any, targets: Any) -> Any:
-        """How many of so many predictions name the right class; zeros where there are none."""
+        """How many predictions are right, and of how many; zeros without `predict`."""
         predict = self._model.predict
         if predict is None or targets is None or not jnp.issubdtype(targets.dtype, jnp.integer):
             return 0, 0

@@ -1,8 +1,8 @@
 """The Replica of JAX: a pytree of parameters, a loss function and an optimizer of optax.
 
 Parameters and gradients are one flat vector each, also for JAX: it computes from an array on the
-vector's own memory, takes it apart inside the compiled function, and gives back one flat gradient.
-So no array is copied on the way in, and one on the way out.
+vector's own memory, splits it inside the compiled function, and returns one flat gradient. So no
+array is copied on the way in, and one on the way out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class JaxReplica(VectorReplica):
     """A JaxModel that trains as one of many replicas."""
 
     def __init__(self, model: JaxModel, loss: Any, optimizer: Any) -> None:
-        """The loss is the model's own; a setting that nothing would read was refused before."""
+        """The loss is the model's own; a setting for it was refused before."""
         self.module = model
         self._tree = TreeLayout.of(model.params, "parameter")
         if not self._tree.layout.size:
@@ -61,18 +61,18 @@ class JaxReplica(VectorReplica):
 
     @property
     def learning_rate(self) -> float:
-        """An optimizer that the model brings does not tell its rate: then the factor."""
+        """The rate of an optimizer that the model brings is unknown: then this is the factor."""
         return self._factor * (1.0 if self._optimizer.rate is None else self._optimizer.rate)
 
     def scale_learning_rate(self, factor: float) -> None:
         self._factor = factor
 
     def gradients(self, batch: BatchLike, weight: float = 1.0, add: bool = False) -> float:
-        # From numpy's generator: each rank has its own, and checkpoints hold where it is.
+        # From numpy's generator: each rank has its own, and checkpoints hold its state.
         seed = np.random.randint(2**32, dtype=np.uint32) if self._functions.draws else 0
         loss, state, gradient = self._call(self._compute, batch, np.uint32(seed))
         value = float(loss)
-        if not math.isfinite(value):  # nothing good could come of it, nor of the state
+        if not math.isfinite(value):  # then gradients and state are not finite either
             return value
         self._state.tree = state
         if add:
@@ -149,7 +149,7 @@ class JaxReplica(VectorReplica):
         return jax.device_put(self._vector) if self._alias is None else self._alias
 
     def _call(self, function: Any, batch: BatchLike, *more: Any) -> Any:
-        """Results that are ready: only then may anybody write to the vectors."""
+        """Call it and wait for the results: only then may the vectors be written to."""
         inputs, targets = map_leaves(_array, batch.inputs), map_leaves(_array, batch.targets)
         try:
             found = function(self._flat(), self._state.tree, inputs, targets, *more)

@@ -1,4 +1,4 @@
-"""Keras' backend and its random numbers, without importing more than is loaded."""
+"""Keras' backend: choosing, seeding and limiting it, without importing anything new."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 BACKENDS = ("torch", "jax", "tensorflow")
-"""In the order of choice, where nobody has chosen one that is installed."""
+"""In order of preference, if no installed one was chosen."""
 _GLOBAL_SEEDS = "global_seed_generator"
 
 
 def prepare_backend(threads: int | None = None) -> None:
-    """Before Keras is imported: a backend that is installed, quiet, with so many threads.
+    """Choose an installed backend, quiet, with so many threads; call it before importing Keras.
 
-    TensorFlow and JAX read the number of threads when they start. What the user has set stays.
+    TensorFlow and JAX read the number of threads when they start. Your own settings stay.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # each rank would tell of the CPU
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each rank describes the CPU
     if threads is not None:
         for name in ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "NPROC"):
             os.environ.setdefault(name, str(threads))
@@ -36,7 +36,7 @@ def prepare_backend(threads: int | None = None) -> None:
 
 
 def _configured() -> str:
-    """What Keras' own file says; it writes one by itself, so that may be nobody's wish."""
+    """What Keras' own file says; Keras writes it by itself, so nobody may have chosen that."""
     folder = os.environ.get("KERAS_HOME") or Path.home() / ".keras"
     try:
         content = json.loads((Path(folder) / "keras.json").read_text())
@@ -51,9 +51,9 @@ def _is_installed(name: str) -> bool:
 
 @contextlib.contextmanager
 def without_tensorflow() -> Iterator[None]:
-    """Keras asks of each thing that it reads or writes whether it is TensorFlow's, and imports that
-    for the question, if it is installed: seconds and much memory. While it is not loaded, nothing
-    can be."""
+    """Keras checks whether each object that it reads or writes is TensorFlow's, and imports
+    TensorFlow for the check, if it is installed: seconds and much memory. While TensorFlow is not
+    loaded, no object can be its."""
     from keras.src.utils import module_utils
 
     lazy = module_utils.tensorflow
@@ -69,7 +69,7 @@ def without_tensorflow() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
-    """TensorFlow tells of the CPU when it is loaded, whatever its log level; failures raise."""
+    """TensorFlow describes the CPU when it is loaded, at any log level; failures raise."""
     sys.stderr.flush()
     with contextlib.ExitStack() as stack:
         kept = os.dup(2)
@@ -82,15 +82,15 @@ def quiet_stderr() -> Iterator[None]:
 
 
 def seed_backend(seed: int) -> None:
-    """What Keras' own `set_random_seed` does beyond Python, numpy and torch. That would import
-    TensorFlow, if it is installed, for whatever backend."""
+    """Do what Keras' own `set_random_seed` does beyond Python, numpy and torch. That one would
+    import TensorFlow, if it is installed, for any backend."""
     if "tensorflow" in sys.modules:
         sys.modules["tensorflow"].random.set_seed(seed)
     _global_state().set_global_attribute(_GLOBAL_SEEDS, None)  # made anew at its first use
 
 
 def backend_state() -> dict[str, Any]:
-    """Where the random numbers of `keras.random` without a seed are."""
+    """The state of the generator that `keras.random` uses without a seed."""
     seeds = _global_state().get_global_attribute(_GLOBAL_SEEDS)
     if seeds is None:
         return {}
@@ -98,7 +98,7 @@ def backend_state() -> dict[str, Any]:
 
 
 def accept_backend_state(state: dict[str, Any]) -> None:
-    """Go on where `backend_state` was."""
+    """Restore what `backend_state` returned."""
     if "seeds" in state:
         from keras.src.random.seed_generator import global_seed_generator
 
@@ -106,7 +106,7 @@ def accept_backend_state(state: dict[str, Any]) -> None:
 
 
 def limit_backend_threads(threads: int) -> None:
-    """For TensorFlow, if it has not begun to compute; later it takes no limit."""
+    """Limit TensorFlow, unless it has begun to compute; then it accepts no limit."""
     tensorflow = sys.modules.get("tensorflow")
     if tensorflow is None:
         return

@@ -1,4 +1,4 @@
-"""Callbacks of Keras that run on one rank, and what they ask all ranks for."""
+"""Keras callbacks that run on one rank, and what they ask of all ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SETTERS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_
 
 
 class KerasCallbacks:
-    """A list of callbacks, told of Keras' events."""
+    """A list of callbacks that receives Keras' events."""
 
     def __init__(self, callbacks: Sequence[Any], model: Any, *, epochs: int, steps: int | None):
         self._model = model
@@ -21,32 +21,32 @@ class KerasCallbacks:
             list(callbacks), model=model, epochs=epochs, steps=steps, verbose=0
         )
         self.looks_at_batches = any(_overrides(callback) for callback in callbacks)
-        """Whether some callback does something around single batches."""
+        """Whether some callback acts on single batches."""
 
     def call(self, event: str, *details: Any) -> None:
-        """Tell the callbacks of an event by its name in Keras."""
+        """Notify the callbacks of an event by its name in Keras."""
         getattr(self._list, event)(*details)
 
     def wishes(self) -> tuple[bool, float | None]:
-        """Whether they want the training to stop, and the learning rate they left."""
+        """Whether they want training to stop, and the learning rate that they set."""
         return bool(self._model.stop_training), find_rate(self._model.optimizer)
 
 
 def find_rate(optimizer: Any) -> float | None:
-    """The learning rate, if it is a number that somebody may set, and no schedule."""
+    """The learning rate, if it is a number that can be set, not a schedule."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = getattr(inner, "_learning_rate", None)
     return float(read(rate)) if isinstance(rate, keras.Variable) else None
 
 
 def set_rate(optimizer: Any, rate: float | None) -> None:
-    """Go on with this learning rate."""
+    """Set this learning rate, if it differs."""
     if rate is not None and find_rate(optimizer) != rate:
         optimizer.learning_rate = rate
 
 
 def _overrides(callback: Any) -> bool:
-    """Whether a callback has work to do around single batches."""
+    """Whether a callback acts on single batches."""
     plain = keras.callbacks.Callback
     own = (getattr(type(callback), name, None) for name in _SETTERS)
     base = [getattr(plain, name) for name in _SETTERS]

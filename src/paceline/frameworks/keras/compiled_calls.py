@@ -1,4 +1,4 @@
-"""Calling plain Python in the middle of a training step, also one that a backend has compiled."""
+"""Call plain Python in the middle of a training step, even a compiled one."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import numpy as np
 from paceline.core.vectors import Vector
 
 Swap = Callable[[list[Vector | None], float], list[Vector | None]]
-"""From gradients, None where there is none, and the number of samples, to other gradients."""
+"""From gradients (None where there is none) and the number of samples to other gradients."""
 
 
 def swap_gradients(swap: Swap, gradients: Sequence[Any], samples: Any) -> list[Any]:
-    """The gradients that `swap` gives for these, as tensors of the backend.
+    """The gradients that `swap` returns for these, as tensors of the backend.
 
-    In a compiled step `swap` runs once in every step, in the order of the steps, in a thread of the
-    backend. A variable without a gradient has none afterwards either, except with torch.
+    In a compiled step `swap` runs once per step, in order, in a thread of the backend. A variable
+    without a gradient has none afterwards either, except with torch.
     """
     backend = keras.backend.backend()
     if backend == "torch":
@@ -30,7 +30,7 @@ def swap_gradients(swap: Swap, gradients: Sequence[Any], samples: Any) -> list[A
         for at, array in zip(there, arrays, strict=True):
             given[at] = np.asarray(array)
         found = swap(given, float(count))
-        # The backend may keep the arrays as they are, and ours are written to in the next step.
+        # The backend may keep these very arrays, and ours are overwritten in the next step.
         return [np.array(found[at], array.dtype) for at, array in zip(there, arrays, strict=True)]
 
     call_out = _call_from_tensorflow if backend == "tensorflow" else _call_from_jax
@@ -70,7 +70,7 @@ def _call_from_jax(call: Callable[..., Any], samples: Any, gradients: list[Any])
     from jax.experimental import io_callback
 
     shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
-    count = np.float32(samples)  # the shape of a batch is known when a step is compiled
+    count = np.float32(samples)  # a batch's shape is known when a step is compiled
     return io_callback(call, shapes, count, *gradients, ordered=True)
 
 

@@ -1,4 +1,4 @@
-"""Batches as a Keras model takes them."""
+"""Batches in the form that a Keras model takes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Intake:
     """Turns arrays into the backend's tensors.
 
     Bytes are pixels and are scaled to 0..1, as for every framework here; unless the model has a
-    layer that takes them raw (Rescaling, Embedding, ...) or says that its input is of integers.
+    layer that takes them raw (Rescaling, Embedding, ...) or declares integer inputs.
     """
 
     def __init__(self, model: Any) -> None:
@@ -41,7 +41,7 @@ class Intake:
         return map_leaves(lambda leaf: self._tensor(leaf, images=True), arrays)
 
     def targets(self, value: Any) -> Any:
-        """As numpy arrays, which losses can be chosen by."""
+        """As numpy arrays, from which losses can be chosen."""
         return map_leaves(self._read, value)
 
     def target_tensors(self, value: Any) -> Any:
@@ -68,7 +68,7 @@ class Intake:
 
 
 def _fit(array: Any, shape: tuple[int | None, ...]) -> Any:
-    """Axes of length 1 moved, added or left out: an image of one channel is the same anywhere."""
+    """Move, add or drop axes of length 1: for an image of one channel they do not matter."""
     own = array.shape[1:]
     same_rank = len(own) == len(shape)
     if same_rank and all(w in (None, n) for n, w in zip(own, shape, strict=True)):

@@ -1,4 +1,4 @@
-"""A Keras model that its user trains by `fit`, or in a loop of his own."""
+"""A Keras model that you train by `fit`, or in a loop of your own."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class KerasLoop(KerasVectors):
     """The model as vectors, and a hook on its optimizer.
 
     With the JAX backend `fit` keeps weights outside of the model during an epoch; they are brought
-    back before anybody looks at them.
+    back before they are read.
     """
 
     def __init__(self, model: Any, optimizer: Any) -> None:
@@ -72,18 +72,18 @@ class KerasLoop(KerasVectors):
 
     @property
     def averages_already(self) -> bool:
-        """Whether `around_apply` is at work on the optimizer."""
+        """Whether `around_apply` has hooked the optimizer."""
         return self._found is not None and hasattr(self._found, "plain")
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the optimizer itself looks for gradients that are not finite."""
+        """Whether the optimizer itself handles gradients that are not finite."""
         return isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer)
 
     def samples_seen(self) -> float | None:
-        """Samples since the model's metrics began anew: with an epoch, or a validation.
+        """Samples since the model's metrics were reset: by an epoch, or a validation.
 
-        None if the model counts none, as one with a train_step of its own may.
+        None if the model counts none, as with a custom train_step.
         """
         tracker = getattr(self.model, "_loss_tracker", None)
         if tracker is None:
@@ -96,9 +96,9 @@ class KerasLoop(KerasVectors):
 
     def around_gradients(self, average: Callable[[float], None]) -> Callable[[], None]:
         """Call `average` in every step of the optimizer inside `fit`, with the number of samples,
-        when the gradients lie in the vector; what lies there then is what the step uses.
+        when the gradients are in the vector; the step then uses what the vector holds.
 
-        Returns how to end that.
+        Returns a function to end that.
         """
         model, plain = self.model, self.model.compute_loss
 
@@ -115,7 +115,9 @@ class KerasLoop(KerasVectors):
         vars(model)["compute_loss"] = compute_loss
         vars(self.optimizer)["apply"] = apply
         jit = model.jit_compile
-        model.jit_compile = jit and keras.backend.backend() == "jax"  # others cannot call Python
+        model.jit_compile = (
+            jit and keras.backend.backend() == "jax"
+        )  # the others cannot call Python
         model.make_train_function(force=True)
 
         def end() -> None:
@@ -128,7 +130,7 @@ class KerasLoop(KerasVectors):
     def around_step(
         self, before: Callable[[], None], after: Callable[[], None], instead: bool = False
     ) -> Callable[[], None]:
-        """Call these whenever the user calls `optimizer.apply`; returns how to end that."""
+        """Call these whenever the loop calls `optimizer.apply`; returns a function to end that."""
 
         def apply(gradients: Sequence[Any], trainable_variables: Any = None) -> None:
             gradients = list(gradients)
@@ -151,7 +153,7 @@ class KerasLoop(KerasVectors):
             vars(self.optimizer)["apply"] = self._found
 
     def _find_places(self, variables: Sequence[Any] | None) -> list[int]:
-        """Which trained variable of ours each of the optimizer's is."""
+        """The index among our trained variables of each of the optimizer's."""
         given = self.optimizer._trainable_variables if variables is None else list(variables)
         places = {id(variable): at for at, variable in enumerate(self._trained)}
         order = [places.get(id(variable), -1) for variable in given]
@@ -175,7 +177,7 @@ class KerasLoop(KerasVectors):
         self.keep_gradients(ours)
         average(samples)
         held, zeros = self.held_gradients(), self._gradient_views
-        # Gradients that all ranks have rejected are zeros; a compiled step must have some.
+        # Gradients that all ranks have rejected are zeros; a compiled step needs some.
         return [
             zeros[at] if held[at] is None and gradient is not None else held[at]
             for at, gradient in zip(order, gradients, strict=True)
@@ -213,7 +215,7 @@ class KerasLoop(KerasVectors):
 
 
 def around_apply(optimizer: Any, swap: Swap) -> None:
-    """Let every step of the optimizer use the gradients that `swap` gives for its own."""
+    """Let every step of the optimizer use the gradients that `swap` returns for its own."""
     plain = getattr(optimizer.apply, "plain", optimizer.apply)
 
     def apply(gradients: Sequence[Any], trainable_variables: Any = None) -> None:

@@ -1,4 +1,4 @@
-"""Losses for Keras models: by Paceline's names and by Keras' own, as fits outputs and targets."""
+"""Losses for Keras models, by Paceline's names and Keras' own, chosen by outputs and targets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paceline.frameworks.replica import BatchLike
 _CLASSES = ("cross_entropy", "categorical_crossentropy", "sparse_categorical_crossentropy", "nll")
 NAMES = (*_CLASSES, "binary_crossentropy", "mse", "mae", "huber")
 _NEAR_ONE = 0.02
-"""How far from 1 the sum of probabilities of a low precision may be."""
+"""How far from 1 the sum of probabilities in low precision may be."""
 
 
 def resolve_loss(spec: Any, model: Any, outputs: Any, targets: Any) -> Any:
-    """Keras' own loss for each output, in the form of the outputs.
+    """Keras' own loss for each output, in the structure of the outputs.
 
     One loss for several outputs is used for each of them. Cross entropies look at the outputs:
     from probabilities (a softmax or sigmoid) they are computed as such, else from logits.
@@ -59,7 +59,7 @@ def _resolve_listed(spec: Any, model: Any, outputs: Any, targets: Any) -> list[A
 
 
 def arrange_targets(targets: Any, model: Any, outputs: Any) -> Any:
-    """Targets in the form of the outputs: by name, or in their order."""
+    """Targets in the structure of the outputs: by name, or in order."""
     if not is_nest(outputs):
         if is_nest(targets) and len(targets) == 1:
             return next(iter(leaves(targets)))
@@ -81,7 +81,7 @@ def arrange_targets(targets: Any, model: Any, outputs: Any) -> Any:
 
 
 def count_correct(loss: Any, outputs: Any, targets: Any) -> dict[str, float]:
-    """How many outputs name the right class, where there is one output and targets are classes."""
+    """How many outputs give the right class, where there is one output and targets are classes."""
     if is_nest(outputs) or is_nest(targets) or targets is None or not _is_of_classes(loss):
         return {}
     given, wanted = np.asarray(outputs), np.asarray(targets)
@@ -98,7 +98,7 @@ def count_correct(loss: Any, outputs: Any, targets: Any) -> dict[str, float]:
 
 
 def check_labels(loss: Any, outputs: Any, targets: Any, batch: BatchLike) -> None:
-    """Refuse a class that the model has no output for: some backends take it without a word."""
+    """Refuse a class that the model has no output for: some backends silently accept it."""
     if is_nest(outputs) or not isinstance(targets, np.ndarray):
         return
     _check_shape(loss, outputs, targets)
@@ -118,7 +118,7 @@ def check_labels(loss: Any, outputs: Any, targets: Any, batch: BatchLike) -> Non
 
 
 def _check_shape(loss: Any, outputs: Any, targets: Any) -> None:
-    """Targets of classes are one-hot or numbers, as Keras' loss wants them."""
+    """Targets of classes must be one-hot or numbers, as Keras' loss requires."""
     name, classes = _name_of(loss), int(outputs.shape[-1])
     same_axes = targets.ndim == len(outputs.shape)
     if not isinstance(loss, str | keras.losses.Loss) or classes < 2:
@@ -133,8 +133,8 @@ def _check_shape(loss: Any, outputs: Any, targets: Any) -> None:
         return
     if not fits:
         raise DataError(
-            f"targets of shape {targets.shape[1:]} do not go with the model's outputs of shape "
-            f"{tuple(outputs.shape[1:])}: the loss {name} wants {wanted}. Give the model's last "
+            f"targets of shape {targets.shape[1:]} do not fit the model's outputs of shape "
+            f"{tuple(outputs.shape[1:])}: the loss {name} needs {wanted}. Give the model's last "
             "layer as many units as there are classes, or set data.keys or loss"
         )
 
@@ -175,7 +175,7 @@ def _check_names(specs: Mapping[str, Any], names: list[str]) -> None:
 
 
 def _ends(model: Any, outputs: int) -> list[str | None]:
-    """The activation that each output comes from, where the model tells."""
+    """The activation that each output comes from, where that is known."""
     tensors = keras.tree.flatten(getattr(model, "outputs", None) or [])
     if len(tensors) != outputs:
         return [None] * outputs

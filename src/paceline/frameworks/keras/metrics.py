@@ -19,7 +19,7 @@ States = Sequence[Vector]
 
 
 class Metrics:
-    """What the model's metrics count, as named sums, and the figures that come of them."""
+    """The model's metrics as named sums, and the figures computed from them."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -28,11 +28,11 @@ class Metrics:
 
     @property
     def unsure(self) -> bool:
-        """Whether there are metrics whose states must be tried before they are added up."""
+        """Whether there are metrics whose states must be tested before they are summed."""
         return self._odd is None and any(not _is_known(m) for m in self._parts())
 
     def try_out(self, whole: States, parts: Sequence[States]) -> None:
-        """Leave out metrics whose state of a batch is not the sum of those of its parts."""
+        """Drop metrics whose state for a batch is not the sum of those for its parts."""
         self._odd = set()
         for at, (all_in_one, *cut) in enumerate(zip(whole, *parts, strict=True)):
             total = np.sum([np.asarray(piece, np.float64) for piece in cut], axis=0)
@@ -40,13 +40,13 @@ class Metrics:
                 self._odd.add(id(self._owners[at]))
         for name in {m.name for m in self._owners if id(m) in self._odd}:
             _log.warning(
-                "metric %s is left out: what it keeps of samples is not a sum over them, so the "
-                "ranks' parts cannot be put together",
+                "metric %s is omitted: its state is not a sum over samples, so the ranks' states "
+                "cannot be combined",
                 name,
             )
 
     def sums(self, states: States) -> dict[str, Any]:
-        """By name, without those that are left out."""
+        """By name, without the omitted ones."""
         odd = self._odd or set()
         return {
             f"{_KEY}{at}": np.asarray(state, np.float64)
@@ -55,7 +55,7 @@ class Metrics:
         }
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """The metrics of these sums, by the names that Keras gives them."""
+        """The metrics of these sums, by their names in Keras."""
         variables = self._model.metrics_variables
         for at, variable in enumerate(variables):
             known = sums.get(f"{_KEY}{at}")
@@ -73,7 +73,7 @@ class Metrics:
         }
 
     def _parts(self) -> list[Any]:
-        """Those in the model's own list, and what the compiled ones consist of."""
+        """The metrics in the model's own list, compiled ones taken apart."""
         found: list[Any] = []
         for metric in self._model.metrics:
             found += getattr(metric, "metrics", None) or [metric]
@@ -81,12 +81,12 @@ class Metrics:
 
 
 def _is_of(name: str, metric: str) -> bool:
-    """Of several outputs, the output's name comes before the metric's."""
+    """With several outputs, the output's name comes before the metric's."""
     return name == metric or name.endswith(f"_{metric}")
 
 
 def _is_known(metric: Any) -> bool:
-    """Of Keras' own metrics all keep sums."""
+    """All of Keras' own metrics keep sums."""
     return type(metric).__module__.startswith("keras.")
 
 

@@ -1,4 +1,4 @@
-"""Keras models in files: .keras archives and architectures in JSON."""
+"""Read Keras models: .keras archives and architectures in JSON."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ _WRITE_A_FUNCTION = (
 )
 
 _NOTHING_TO_LOAD = r"\s*Skipping variable loading for optimizer .* has [12] variables"
-"""Keras warns on every rank of a model that was compiled and not yet trained: of its optimizer only
-the step and the rate are in the file."""
+"""Keras' warning, on every rank, about a model that was compiled but not yet trained: only the step
+and the rate of its optimizer are in the file."""
 
 
 def load_model(path: Path) -> Any:
-    """The model in a .keras file. Nothing in it is run: Keras' safe mode refuses Python code."""
+    """The model in a .keras file. No code in it is run: Keras' safe mode refuses Python code."""
     keras = import_keras()
     if not zipfile.is_zipfile(path):
-        raise ConfigError(f"{path} is not a .keras file: it is no zip archive. Save the model anew")
+        raise ConfigError(
+            f"{path} is not a .keras file: it is not a zip archive. Save the model again"
+        )
     try:
         with without_tensorflow(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", _NOTHING_TO_LOAD)
             return keras.saving.load_model(path, safe_mode=True)
-    except Exception as error:  # Keras and zipfile have many for what they cannot read
+    except Exception as error:  # Keras and zipfile raise many kinds
         raise _refusal(str(path), error) from error
 
 
@@ -47,7 +49,7 @@ def load_architecture(path: Path) -> Any:
 
 
 def read_architecture(text: str, name: str) -> Any:
-    """The same from the text; `name` is for messages."""
+    """The same from text; `name` is for error messages."""
     keras = import_keras()
     try:
         config = json.loads(text)
@@ -55,12 +57,12 @@ def read_architecture(text: str, name: str) -> Any:
         raise ConfigError(f"{name} is not JSON: {error}") from error
     if not isinstance(config, dict) or "class_name" not in config:
         raise ConfigError(
-            f"{name} is no Keras architecture: it has no class_name. Write it by model.to_json()"
+            f"{name} is not a Keras architecture: it has no class_name. Write it by model.to_json()"
         )
     try:
         with without_tensorflow():
             model = keras.saving.deserialize_keras_object(config, safe_mode=True)
-    except Exception as error:  # Keras has many for what it cannot read
+    except Exception as error:  # Keras raises many kinds
         raise _refusal(name, error) from error
     if not isinstance(model, keras.Model):
         raise ConfigError(f"{name} holds a {type(model).__name__}, expected a model")
@@ -76,7 +78,7 @@ def refuse_legacy(path: Path) -> Any:
 
 
 def import_keras() -> Any:
-    """Keras, without what TensorFlow tells, and with a backend that is installed."""
+    """Import Keras, without TensorFlow's chatter, with a backend that is installed."""
     prepare_backend()
     try:
         with quiet_stderr():
@@ -100,9 +102,9 @@ def _refusal(name: str, error: Exception) -> ConfigError:
     unknown = re.findall(r"Could not locate (?:class|function) '([^']+)'", text)
     if unknown:
         names = ", ".join(dict.fromkeys(unknown))
-        return ConfigError(f"{name} has {names}, which Keras does not know. {_WRITE_A_FUNCTION}")
+        return ConfigError(f"{name} has {names}, which Keras does not have. {_WRITE_A_FUNCTION}")
     if "register_keras_serializable" in text:
         return ConfigError(
-            f"{name} has classes that Keras does not know: {short} {_WRITE_A_FUNCTION}"
+            f"{name} has classes that Keras does not have: {short} {_WRITE_A_FUNCTION}"
         )
     return ConfigError(f"{name} cannot be read by Keras: {short}")

@@ -1,4 +1,4 @@
-"""Keras' optimizers: made by name, described, and kept in checkpoints."""
+"""Keras' optimizers: made by name, described, and saved in checkpoints."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def make_optimizer(spec: Mapping[str, Any] | Callable[..., Any], variables: Sequ
 
 
 def check_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Build it for these variables; refuse what would not be done as the user thinks."""
+    """Build it for these variables; refuse settings that would not take effect."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ReplicaError(
-            "the optimizer scales the loss (mixed_float16), which is not done here; use the policy "
+            "the optimizer scales the loss (mixed_float16), which is not supported; use the policy "
             "mixed_bfloat16, which needs no scaling"
         )
     if getattr(optimizer, "use_ema", False):
         raise ReplicaError(
-            "the optimizer has use_ema=True, and a mean over steps is not kept here; leave it out"
+            "the optimizer has use_ema=True, and a mean over steps is not kept here; omit it"
         )
     if not optimizer.built:
         optimizer.build(list(variables))
@@ -67,7 +67,7 @@ def check_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def has_schedule(optimizer: Any) -> bool:
-    """Whether the learning rate is a function of the steps, of the optimizer's own."""
+    """Whether the optimizer has its own learning rate schedule."""
     return isinstance(optimizer._learning_rate, keras.optimizers.schedules.LearningRateSchedule)
 
 
@@ -80,18 +80,18 @@ def describe_optimizer(optimizer: Any) -> str:
 
 
 def kept_state(optimizer: Any) -> list[Any]:
-    """What it has gathered: all variables of its own but the learning rate."""
+    """Its own variables but the learning rate."""
     rate = optimizer._learning_rate
     return [variable for variable in optimizer.variables if variable is not rate]
 
 
 def pack_state(optimizer: Any) -> dict[str, Any]:
-    """The state as arrays of their own, by number."""
+    """The state as copies, by number."""
     return {str(at): np.array(read(v)) for at, v in enumerate(kept_state(optimizer))}
 
 
 def unpack_state(optimizer: Any, packed: Mapping[str, Any]) -> None:
-    """Go on with what `pack_state` gave."""
+    """Restore what `pack_state` returned."""
     variables = kept_state(optimizer)
     shapes = [tuple(variable.shape) for variable in variables]
     saved = [np.asarray(packed[str(at)]) for at in range(len(packed))]
@@ -105,7 +105,7 @@ def unpack_state(optimizer: Any, packed: Mapping[str, Any]) -> None:
 
 
 def reset_state(optimizer: Any, variables: Sequence[Any]) -> None:
-    """As a new optimizer has it. Steps that a schedule of its own counts are kept."""
+    """Reset to the state of a new optimizer. Steps counted by its own schedule are kept."""
     fresh = type(optimizer).from_config(optimizer.get_config())
     fresh.build(list(variables))
     for variable, new in zip(kept_state(optimizer), kept_state(fresh), strict=True):

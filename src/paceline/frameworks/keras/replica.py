@@ -39,7 +39,7 @@ OptimizerSpec: TypeAlias = Mapping[str, Any] | Callable[..., Any] | None
 """Name and settings, or a function of the variables; None for the compiled model's own."""
 
 _SAMPLE = 4
-"""Samples that are looked at before the first step, to see what the model gives."""
+"""Samples to run through the model before the first step, to see its outputs."""
 
 
 class KerasReplica(KerasVectors):
@@ -73,11 +73,11 @@ class KerasReplica(KerasVectors):
         return float(np.asarray(keras.ops.convert_to_numpy(self.optimizer.learning_rate)))
 
     def scale_learning_rate(self, factor: float) -> None:
-        """A rate that somebody else has set since (a callback) is the base from now on."""
+        """A rate that a callback has set since is the base from now on."""
         if has_schedule(self.optimizer):
             if factor != 1.0:
                 raise ConfigError(
-                    "the optimizer has a learning rate schedule of its own; leave out `schedule`"
+                    "the optimizer has its own learning rate schedule; omit `schedule`"
                 )
             return
         rate = self.learning_rate
@@ -101,7 +101,7 @@ class KerasReplica(KerasVectors):
             self._engine.apply(held)
 
     def evaluate(self, batch: BatchLike) -> dict[str, Any]:
-        """Also what the batch adds to the states of the model's metrics, for `figures`."""
+        """Includes what the batch adds to the states of the model's metrics, for `figures`."""
         inputs, targets = self._take(batch)
         outputs, loss, states = self._engine.evaluate(inputs, targets)
         if self._metrics.unsure and batch.samples > 1:
@@ -112,7 +112,7 @@ class KerasReplica(KerasVectors):
         return sums | counts | self._metrics.sums(states)
 
     def figures(self, sums: Mapping[str, Any]) -> dict[str, float]:
-        """The model's own metrics, from the sums of what `evaluate` gave."""
+        """The model's own metrics, from the sums of what `evaluate` returned."""
         return {} if self._engine is None else self._metrics.figures(sums)
 
     def reset_optimizer(self) -> None:
@@ -135,13 +135,13 @@ class KerasReplica(KerasVectors):
             self._set_rate = self.learning_rate
 
     def save(self, path: Path) -> Path:
-        """Write model.keras; of a model that Keras cannot write, the variables by their names."""
+        """Write model.keras, or the variables by name if Keras cannot write the model."""
         from paceline.frameworks.keras.saving import save_model
 
         return save_model(self.model, path)
 
     def locate_state(self) -> dict[str, Any]:
-        """Where each variable lies, and the architecture, for who makes a model of a checkpoint."""
+        """Where each variable lies, and the architecture, to build a model from a checkpoint."""
         from paceline.frameworks.keras.saving import describe_architecture
 
         return {
@@ -151,7 +151,7 @@ class KerasReplica(KerasVectors):
         }
 
     def _take(self, batch: BatchLike) -> tuple[Any, Any]:
-        """Inputs and targets as tensors; the first batch shows what the model's loss must be."""
+        """Inputs and targets as tensors; the first batch determines the model's loss."""
         inputs = self._intake.inputs(batch.inputs)
         try:
             if self._engine is None:
@@ -200,7 +200,7 @@ class KerasReplica(KerasVectors):
 
 
 def _find_engine() -> Any:
-    """How gradients are computed with the backend at hand."""
+    """The engine of the backend that Keras runs on."""
     backend = keras.backend.backend()
     if backend == "torch":
         from paceline.frameworks.keras.engines.torch import TorchEngine
@@ -215,7 +215,7 @@ def _find_engine() -> Any:
 
         return TensorflowEngine
     raise ReplicaError(
-        f"Keras runs on {backend}, which does not train here; set KERAS_BACKEND to torch, jax or "
+        f"Keras runs on {backend}, which is not supported; set KERAS_BACKEND to torch, jax or "
         "tensorflow"
     )
 
@@ -225,7 +225,7 @@ def _after_first(value: Any) -> Any:
 
 
 def _compile(model: Any, optimizer: Any, spec: Any, outputs: Any, targets: Any) -> None:
-    """Anew, with what it was compiled with before where nothing else is said."""
+    """Compile it again, with its former settings where no other is given."""
     before = vars(model).get("_compile_loss") if model.compiled else None
     weights = getattr(before, "_user_loss_weights", None)
     metrics = vars(model).get("_compile_metrics") if model.compiled else None
@@ -245,6 +245,6 @@ def _check_model(model: Any) -> None:
     for name in ("train_step", "test_step"):
         if getattr(type(model), name) is not getattr(base, name):
             raise ReplicaError(
-                f"{type(model).__name__} has a {name} of its own, which is not called here; put "
+                f"{type(model).__name__} has its own {name}, which is not called here; put "
                 "the loss into compute_loss, or train with model.fit and paceline.keras.KeepPace"
             )

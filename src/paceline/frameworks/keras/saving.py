@@ -1,4 +1,4 @@
-"""Keras models in files: saved whole, or made again from an architecture and arrays."""
+"""Save Keras models: whole, or rebuilt from an architecture and arrays."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _log = logging.getLogger("paceline.frameworks")
 
 
 def save_model(model: Any, path: Path) -> Path:
-    """Write model.keras; of a model that Keras cannot write, the variables by their names."""
+    """Write model.keras, or the variables by name if Keras cannot write the model."""
     whole = path.with_suffix(".keras")
     try:
         with without_tensorflow():
             model.save(whole)
     except (NotImplementedError, TypeError, ValueError) as error:
         whole.unlink(missing_ok=True)
-        _log.warning("Keras cannot write this model (%s); its variables are kept alone", error)
+        _log.warning("Keras cannot write this model (%s); only its variables are saved", error)
         return _save_variables(model, path.with_suffix(".safetensors"))
     return whole
 
@@ -44,7 +44,7 @@ def _save_variables(model: Any, path: Path) -> Path:
 
 
 def named_arrays(model: Any) -> dict[str, Vector]:
-    """The values of all variables by their names; without seeds, which files do not keep."""
+    """The values of all variables by name, without seeds, which files do not hold."""
     return {name: np.array(read(v)) for name, v in _named_variables(model).items()}
 
 
@@ -55,7 +55,7 @@ def _named_variables(model: Any) -> dict[str, Any]:
 
 
 def describe_architecture(model: Any) -> str | None:
-    """As Keras' JSON; None if the model does not tell it."""
+    """As Keras' JSON; None if the model cannot describe it."""
     try:
         with without_tensorflow():
             return str(model.to_json())
@@ -64,7 +64,7 @@ def describe_architecture(model: Any) -> str | None:
 
 
 def write_model(architecture: str, arrays: Mapping[str, PlainArray], file: BinaryIO) -> None:
-    """Make the model of this architecture with these arrays, and write it as .keras."""
+    """Build the model of this architecture with these arrays, and write it as .keras."""
     model = read_architecture(architecture, "the architecture in the checkpoint")
     variables = _named_variables(model)
     if set(variables) != set(arrays):

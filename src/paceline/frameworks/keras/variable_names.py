@@ -1,4 +1,4 @@
-"""Names of a Keras model's variables that stay the same from run to run."""
+"""Names of a Keras model's variables that are the same in every run."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _COUNTED = re.compile(r"(.*?)_\d+")
 def name_variables(model: Any, variables: Sequence[Any]) -> list[str]:
     """One name for each variable: its path inside the model.
 
-    Keras numbers layers without a name through the process: the second model of a process has a
-    dense_1 where the first had a dense. Here they are numbered through the model.
+    Keras numbers unnamed layers per process: the second model of a process has a dense_1 where the
+    first had a dense. Here they are numbered per model.
     """
     automatic = {layer.name: _base(layer.name) for layer in model._flatten_layers() if _auto(layer)}
     renamed: dict[str, str] = {}
@@ -35,7 +35,7 @@ def name_variables(model: Any, variables: Sequence[Any]) -> list[str]:
 
 
 def _auto(layer: Any) -> bool:
-    """Whether the layer's name looks like the one that Keras gives by its class."""
+    """Whether the layer's name looks like Keras' default for its class."""
     return _base(layer.name).replace("_", "") == type(layer).__name__.lower()
 
 
@@ -49,7 +49,7 @@ def _of_seeds(part: str) -> str | None:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Keras lets two layers inside different models have one path."""
+    """Keras lets two layers inside different models have the same path."""
     seen: dict[str, int] = {}
     distinct = []
     for name in names:

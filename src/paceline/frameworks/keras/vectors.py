@@ -15,16 +15,16 @@ from paceline.frameworks.vector_replica import VectorReplica
 
 _SEEDS = "seed_generator_state"
 _KEY_BITS = 30
-"""Keras draws its seeds from as many."""
+"""Of Keras' own seeds."""
 
 
 class KerasVectors(VectorReplica):
-    """The model's variables: those that train, untrained float state, and all else.
+    """The model's variables: those that train, untrained float state, and the rest.
 
     With the torch backend trained variables lie on the flat vector itself; with others they are
     copied out by `parameters` and back by `accept_parameters`. Gradients always lie in a flat
     vector. Frozen weights, counters and seeds are constants: they are made equal at the start and
-    never travel again. The seeds of dropout differ from rank to rank by `reseed`.
+    never sent again. `reseed` makes the seeds of dropout differ from rank to rank.
     """
 
     def __init__(self, model: Any) -> None:
@@ -55,7 +55,7 @@ class KerasVectors(VectorReplica):
 
     @property
     def module(self) -> Any:
-        """The model itself, as results name it."""
+        """The model itself, by the name that results use."""
         return self.model
 
     def rehome(self, parameters: Vector, gradients: Vector) -> None:
@@ -96,7 +96,7 @@ class KerasVectors(VectorReplica):
     def keep_gradients(
         self, gradients: Sequence[Any], weight: float = 1.0, add: bool = False
     ) -> None:
-        """Put these arrays, or None, for the trained variables in turn, into the vector."""
+        """Put the gradients of the trained variables (None: it has none) into the vector."""
         if not add:
             self._present[:] = 0.0
         for at, (view, gradient) in enumerate(zip(self._gradient_views, gradients, strict=True)):
@@ -137,7 +137,7 @@ class KerasVectors(VectorReplica):
             write(variable, view)
 
     def constants(self) -> Vector:
-        """Seeds are handed out without this rank's key, so that they are the same on all ranks."""
+        """Seeds come without this rank's key, so that they are the same on all ranks."""
         for variable, room in self._constant_rooms():
             values = np.ascontiguousarray(read(variable))
             room[:] = self._turn_seed(variable, values).reshape(-1).view(np.uint8)
@@ -149,7 +149,7 @@ class KerasVectors(VectorReplica):
             write(variable, self._turn_seed(variable, values))
 
     def reseed(self, key: int) -> None:
-        """Let dropout draw other numbers than on ranks with another key; 0 is as it was built."""
+        """Let dropout draw other numbers than on ranks with another key; 0 keeps the original."""
         seeds = [v for v in self._constants if is_seed(v)]
         plain = [self._turn_seed(v, read(v)) for v in seeds]
         self._seed_key = key % 2**_KEY_BITS
@@ -157,7 +157,7 @@ class KerasVectors(VectorReplica):
             write(variable, self._turn_seed(variable, values))
 
     def _turn_seed(self, variable: Any, values: Vector) -> Vector:
-        """From a seed as it was built to this rank's, or back: done twice, nothing has changed."""
+        """From an original seed to this rank's, or back: it is its own inverse."""
         if not is_seed(variable) or not self._seed_key:
             return values
         turned = np.array(values)
@@ -199,8 +199,8 @@ def read(variable: Any) -> Vector:
 
 
 def write(variable: Any, values: Vector) -> None:
-    """Give the variable these values. JAX and TensorFlow may keep the array that they are given as
-    it is, so they get one of their own."""
+    """Assign these values. JAX and TensorFlow may keep the very array they are given, so they get a
+    copy."""
     variable.assign(np.array(values))
 
 
@@ -210,8 +210,8 @@ def kind_of(variable: Any) -> str:
 
 
 def _untrained_state(model: Any) -> set[int]:
-    """Float variables that layers keep without training them, as BatchNorm does; the weights of
-    frozen layers are none."""
+    """Float variables that layers keep without training them, as BatchNorm does; not the weights of
+    frozen layers."""
     layers: Callable[[], Iterable[Any]] = model._flatten_layers
     return {
         id(variable)
@@ -249,7 +249,7 @@ def _is_float(variable: Any) -> bool:
 
 
 def is_seed(variable: Any) -> bool:
-    """Whether it is the state of random numbers, as Dropout has one."""
+    """Whether it is the state of a random generator, such as Dropout's."""
     return variable.path.endswith(_SEEDS) and not _is_float(variable)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers and losses of torch by name."""
+"""Torch's optimizers and losses by name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline.frameworks.optimizers_by_name import NamedOptimizers
 LossFunction = Callable[[Any, Any], torch.Tensor]
 
 NO_LABEL = -100
-"""Torch's own mark for a place without a label, as padding is."""
+"""Torch's own mark for a position without a label, such as padding."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Loss:
         return self.function(outputs, self.fit(outputs, targets))
 
     def check(self, targets: Any) -> None:
-        """Refuse targets that this loss cannot be computed from."""
+        """Refuse targets that do not suit this loss."""
         if self.targets == "unknown":
             return
         if targets is None:
@@ -44,10 +44,10 @@ class Loss:
             raise DataError(f"labels are {targets.dtype}, and this loss needs whole numbers")
 
     def fit(self, outputs: Any, targets: Any) -> Any:
-        """Targets in the form of the outputs where only the form differs.
+        """Targets in the shape of the outputs where only the shape differs.
 
-        Classes in a column are classes. Values in a row against outputs in a column would broadcast
-        to a square without a word. Targets of an unknown loss are the user's own affair.
+        Classes in a column are classes. Values in a row against outputs in a column would silently
+        broadcast to a square. Targets of an unknown loss are left alone.
         """
         if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
             return targets
@@ -61,7 +61,7 @@ class Loss:
         return targets
 
     def count_correct(self, outputs: Any, targets: Any) -> dict[str, float]:
-        """How many of the outputs name the right class, where targets are classes."""
+        """How many outputs give the right class, where targets are classes."""
         targets = self.fit(outputs, targets)
         if not isinstance(outputs, torch.Tensor) or not isinstance(targets, torch.Tensor):
             return {}
@@ -104,13 +104,13 @@ _OPTIMIZERS = NamedOptimizers(
 
 
 def find_loss(loss: str | LossFunction) -> Loss:
-    """A loss from its name, or of a function: `loss(outputs, targets)` is a mean over samples."""
+    """A loss from its name, or from a function: `loss(outputs, targets)` is a mean over samples."""
     if callable(loss):
         return Loss(loss, "unknown")
     if not isinstance(loss, str):
         raise ConfigError(
-            f"loss is {loss!s:.100}, expected a name or a function; one for each output is for "
-            "models of Keras"
+            f"loss is {loss!s:.100}, expected a name or a function; a loss for each output is "
+            "for Keras models"
         )
     if loss not in LOSSES:
         raise ConfigError(unknown_name("loss", loss, LOSSES))
@@ -137,8 +137,8 @@ def make_optimizer(
 
 
 def expected_kind(value: Any, usual: Any) -> str | None:
-    """In words, what a setting with this default must be; None if it is that. Optimizers look at
-    some of their settings only in a step."""
+    """In words, what a setting with this default must be; None if it is that. Optimizers read some
+    of their settings only in a step."""
     if isinstance(usual, bool):
         return None if isinstance(value, bool) else "true or false"
     if isinstance(usual, tuple):

@@ -1,4 +1,4 @@
-"""A user's own torch loop: his model and optimizer, met where he calls `optimizer.step()`."""
+"""A torch loop of your own: model and optimizer, hooked at `optimizer.step()`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.frameworks.torch.vectors import TorchVectors, describe_optimizer
 def _refuse(closure: Any) -> None:
     if closure is not None:
         raise TrainingError(
-            "optimizer.step(closure) computes gradients where no exchange reaches them, which "
-            "keep_pace does not support. An optimizer that needs no closure (SGD, Adam, ...) takes "
-            "loss.backward() and then optimizer.step(); LBFGS cannot be used in a keep_pace block"
+            "optimizer.step(closure) computes gradients that keep_pace cannot exchange. Call "
+            "loss.backward() and then optimizer.step(), with an optimizer that needs no closure "
+            "(SGD, Adam, ...); LBFGS cannot be used in a keep_pace block"
         )
 
 
@@ -40,10 +40,10 @@ class TorchLoop(TorchVectors):
     def around_step(
         self, before: Callable[[], None], after: Callable[[], None], instead: bool = False
     ) -> Callable[[], None]:
-        """Call these whenever the user calls `optimizer.step()`; returns how to end that.
+        """Call these whenever the loop calls `optimizer.step()`; returns a function to end that.
 
-        With `instead`, they take the step, and torch need not look for gradients that are not
-        there. Then its own step is passed over, unless somebody else has a hook on it.
+        With `instead`, they take the step, and torch's own is skipped, unless it has other hooks:
+        it would only look for gradients that are not there.
         """
         own = self.optimizer
         hooked = own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
@@ -74,11 +74,11 @@ class TorchLoop(TorchVectors):
         self, before: Callable[[], None], after: Callable[[], None]
     ) -> Callable[[], None]:
         attributes: dict[str, Any] = vars(self.optimizer)
-        replaced = attributes.get("step")  # a scheduler has put its own there
+        replaced = attributes.get("step")  # a scheduler's wrapper
 
         def step(optimizer: Any, closure: Any = None) -> None:
             _refuse(closure)
-            optimizer._opt_called = True  # for schedulers, which warn if it is not
+            optimizer._opt_called = True  # schedulers warn if it is not
             before()
             after()
 
@@ -94,7 +94,7 @@ class TorchLoop(TorchVectors):
         return end
 
     def apply(self) -> None:
-        """A step that the user's loop did not take, with the gradients held."""
+        """A step that the loop did not take, with the gradients held."""
         self._in_step_of_ours = True
         try:
             self.optimizer.step()

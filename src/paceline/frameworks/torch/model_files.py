@@ -1,4 +1,4 @@
-"""Models and weights of torch that lie in files; nothing in a file gets to run code."""
+"""Torch models and weights in files; no code in a file is run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paceline.frameworks.model_files import PlainArray
 from paceline.frameworks.torch.exported_program import read_program
 
 _FUNCTIONS = (F.relu, F.gelu, torch.relu, torch.tanh, torch.sigmoid)
-"""Some of torch's own layers keep one of them."""
+"""Some of torch's own layers hold one of them."""
 
 
 def load_exported(path: Path) -> torch.nn.Module:
@@ -39,7 +39,7 @@ def load_module(path: Path) -> torch.nn.Module:
     with torch.serialization.safe_globals(_layers()):
         found = _load(
             path,
-            "that is none of torch's own layers, and to unpickle it could run code; name a "
+            "that is not one of torch's own layers, and unpickling it could run code; name a "
             "function that makes the model, file.py:function, with its state_dict as weights",
         )
     if not isinstance(found, torch.nn.Module):
@@ -52,7 +52,7 @@ def load_module(path: Path) -> torch.nn.Module:
 
 
 def load_weights(module: torch.nn.Module, path: str) -> None:
-    """Give the module the values of a state_dict; every name must fit."""
+    """Load a state_dict into the module; every name must match."""
     file = Path(path)
     if not is_regular(file):
         raise ConfigError(f"weights: there is no file {path[:500]}; check the path")
@@ -75,14 +75,14 @@ def load_weights(module: torch.nn.Module, path: str) -> None:
 
 
 def _read_safetensors(file: Path) -> dict[str, torch.Tensor]:
-    """Also the further names of tied weights, which Paceline writes into the metadata."""
+    """Includes the other names of tied weights, which Paceline writes into the metadata."""
     from safetensors import safe_open
 
     try:
         with safe_open(str(file), framework="pt") as opened:
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
             aliases = dict(opened.metadata() or {})
-    except Exception as error:  # the parser has many, and all of them blame the file
+    except Exception as error:  # the parser raises many kinds, all for a damaged file
         raise ConfigError(f"weights {file} is not a safetensors file: {error}") from error
     tied = {name: tensors[of] for name, of in aliases.items() if of in tensors}
     return tied | tensors
@@ -93,7 +93,7 @@ def _read_pickled(file: Path) -> dict[str, torch.Tensor]:
     if not isinstance(found, Mapping) or not all(
         isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in found.items()
     ):
-        raise ConfigError(f"weights {file} is no state_dict; save model.state_dict()")
+        raise ConfigError(f"weights {file} is not a state_dict; save model.state_dict()")
     return dict(found)
 
 
@@ -120,7 +120,7 @@ def _is_torchscript(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith("/constants.pkl") for name in archive.namelist())
-    except Exception:  # no archive, or a damaged one: torch.load will tell
+    except Exception:  # no archive, or a damaged one: torch.load reports it
         return False
 
 
@@ -139,7 +139,7 @@ def _misshapen(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
 
 
 def _odd(own: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
-    """Tensors that hold no plain numbers: copied, they would lose something or fail."""
+    """Tensors that are not plain numbers: copying them would lose something or fail."""
     return [
         f"{name} ({found}, expected {str(tensor.dtype).removeprefix('torch.')})"
         for name, tensor in own.items()
@@ -161,7 +161,7 @@ def _oddity(given: torch.Tensor, own: torch.Tensor) -> str | None:
 def write_state_dict(
     arrays: Mapping[str, PlainArray], aliases: Mapping[str, str], file: BinaryIO
 ) -> None:
-    """Write what `torch.load(file, weights_only=True)` gives back; tied weights share memory."""
+    """Write a state_dict for `torch.load(file, weights_only=True)`; tied weights share memory."""
     tensors = {name: _tensor(name, array) for name, array in arrays.items()}
     torch.save(tensors | {name: tensors[of] for name, of in aliases.items()}, file)
 

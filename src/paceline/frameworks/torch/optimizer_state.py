@@ -16,7 +16,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 def pack_optimizer(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """What `Optimizer.state_dict` gives; the arrays are copies."""
+    """Pack what `Optimizer.state_dict` returns; the arrays are copies."""
     states = {
         str(at): {name: _pack(value) for name, value in state.items()}
         for at, state in state_dict["state"].items()
@@ -29,7 +29,7 @@ def pack_optimizer(state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def unpack_optimizer(packed: dict[str, Any], optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """For `load_state_dict`. Without `groups`, the optimizer keeps the settings it has now."""
+    """Unpack it for `load_state_dict`. Without `groups`, the optimizer keeps its settings."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     groups = optimizer.state_dict()["param_groups"]
     saved = packed.get("groups", [{} for _ in groups])
@@ -54,7 +54,7 @@ def unpack_optimizer(packed: dict[str, Any], optimizer: torch.optim.Optimizer) -
 
 
 def _pack(value: Any) -> Any:
-    """Tensors as arrays, with the name of a type that numpy does not know."""
+    """Tensors as arrays, with the name of the type, which numpy may not have."""
     if isinstance(value, torch.Tensor):
         flat = value.detach().cpu().contiguous()
         kind = str(flat.dtype).removeprefix("torch.")
@@ -68,12 +68,12 @@ def _pack(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return value
     raise CheckpointError(
-        f"the optimizer keeps a {type(value).__name__}, which no checkpoint can hold"
+        f"the optimizer keeps a {type(value).__name__}, which checkpoints cannot hold"
     )
 
 
 def _like(value: Any, model: Any) -> Any:
-    """JSON knows no tuples."""
+    """JSON has no tuples."""
     return tuple(value) if isinstance(model, tuple) else value
 
 
@@ -91,9 +91,9 @@ def _unpack(value: Any, like: torch.Tensor) -> Any:
 
 
 def kept_by(optimizer: torch.optim.Optimizer, dims: int) -> dict[str, Any]:
-    """What it keeps of a parameter of so many dimensions: that of a small one, after a step.
+    """The state it keeps for a parameter of so many dimensions, found by a step on a small one.
 
-    Nothing is known of an optimizer that cannot take such a step.
+    Empty for an optimizer that cannot take such a step.
     """
     small = torch.nn.Parameter(torch.zeros((2,) * dims))
     small.grad = torch.zeros_like(small)
@@ -104,7 +104,7 @@ def kept_by(optimizer: torch.optim.Optimizer, dims: int) -> dict[str, Any]:
     trial._optimizer_step_post_hooks = OrderedDict()
     try:
         type(optimizer).step(trial)
-    except Exception:  # one of the user's own, which wants more than a parameter
+    except Exception:  # a custom optimizer, which needs more than a parameter
         return {}
     return dict(trial.state[small])
 
@@ -119,7 +119,7 @@ def _check_setting(key: str, value: Any, now: Any) -> None:
 
 
 def _check_state(at: str, state: dict[str, Any], like: torch.Tensor, kept: dict[str, Any]) -> None:
-    """A ValueError for what its next step would fail on."""
+    """Raise a ValueError for state that the next step would fail on."""
     for name, usual in kept.items():
         place = f"the optimizer's {name} of parameter {at}"
         if name not in state:
@@ -132,13 +132,13 @@ def _check_state(at: str, state: dict[str, Any], like: torch.Tensor, kept: dict[
 
 
 def _check_shape(place: str, value: Any, like: torch.Tensor, usual: torch.Tensor) -> None:
-    """One number, as many as the parameter has, or some for each of its rows and the like."""
+    """A single number, the parameter's shape, or fewer (one for each row and the like)."""
     found = tuple(value.shape) if isinstance(value, torch.Tensor) else None
     if not usual.dim():
         fits, shape = isinstance(value, torch.Tensor) and value.numel() == 1, "a single number"
     elif usual.shape == (2,) * like.dim():
         fits, shape = found == tuple(like.shape), f"shape {tuple(like.shape)}"
     else:
-        fits, shape = found is not None and len(found) <= like.dim(), "one of fewer numbers"
+        fits, shape = found is not None and len(found) <= like.dim(), "one with fewer dimensions"
     if not fits:
         raise ValueError(f"{place} has shape {found}, expected {shape}")

@@ -38,8 +38,8 @@ class TorchReplica(TorchVectors):
         compile: bool = False,
         precision: str = "float32",
     ) -> None:
-        """Begin with the values in the file `weights`; let torch.compile make the module's forward
-        quicker; compute it in another `precision` than that of the parameters."""
+        """`weights` is a file of initial values, `compile` speeds up the forward pass by
+        torch.compile, and `precision` may be lower than that of the parameters."""
         if weights is not None:
             load_weights(module, weights)
         super().__init__(module)
@@ -58,9 +58,9 @@ class TorchReplica(TorchVectors):
         if self._lower and self._model_dtype != torch.float32:
             raise ConfigError(
                 f"precision is bfloat16, and the model's parameters are {self._model_dtype}; it is "
-                "for models of float32: leave it out"
+                "for models of float32: omit it"
             )
-        # Module.compile() would pass over torch's own layers, Sequential among them (torch 2.13).
+        # Module.compile() would skip torch's own layers, Sequential among them (torch 2.13).
         self._run = torch.compile(module) if compile else module
 
     @property
@@ -77,7 +77,7 @@ class TorchReplica(TorchVectors):
         self._resume_training()
         _, _, loss = self._forward(batch)
         value = float(loss.item())
-        if math.isfinite(value):  # else nothing good could come of it
+        if math.isfinite(value):  # else the gradients would not be finite either
             (loss * weight if weight != 1.0 else loss).backward()
         return value
 
@@ -98,7 +98,7 @@ class TorchReplica(TorchVectors):
         return describe_optimizer(self.optimizer)
 
     def save(self, path: Path) -> Path:
-        """Write model.safetensors; of tied weights one is kept, the others named beside it."""
+        """Write model.safetensors; tied weights are written once, with their other names."""
         from safetensors.torch import save_file
 
         tensors: dict[str, torch.Tensor] = {}
@@ -117,7 +117,7 @@ class TorchReplica(TorchVectors):
         return path
 
     def _pause_training(self) -> None:
-        """Evaluation mode; what each module was in comes back (a frozen BatchNorm stays frozen)."""
+        """Evaluation mode; modules get their modes back later (a frozen BatchNorm stays frozen)."""
         if self._modes is None:
             self._modes = [(part, part.training) for part in self.module.modules()]
             self.module.eval()
@@ -140,7 +140,7 @@ class TorchReplica(TorchVectors):
             shapes = [tuple(leaf.shape) for leaf in leaves(inputs) if hasattr(leaf, "shape")]
             error.add_note(f"paceline: the model was given inputs of shape {shapes}")
             raise
-        if self._lower:  # a loss adds up many numbers
+        if self._lower:  # a loss sums many numbers
             outputs = map_leaves(_widened, outputs)
         targets = self._tensors(batch.targets, images=False)
         self._loss.check(targets)
@@ -161,7 +161,7 @@ class TorchReplica(TorchVectors):
 
     def _tensors(self, value: Any, images: bool) -> Any:
         """Arrays as tensors of the model's float type, integers as int64; with `images`, bytes are
-        pixels, scaled to 0..1. Tensors are taken as they are."""
+        pixels, scaled to 0..1. Tensors are used as they are."""
 
         def convert(leaf: Any) -> Any:
             if isinstance(leaf, torch.Tensor):
@@ -187,23 +187,23 @@ def _widened(leaf: Any) -> Any:
 
 
 def _explain_compiler(error: Exception) -> None:
-    """Tell failures of torch.compile apart from those of the model; importing the classes of its
-    errors would take seconds."""
+    """Explain failures of torch.compile. They are recognised by name, since importing the classes
+    of its errors would take seconds."""
     if type(error).__module__.startswith(("torch._dynamo", "torch._inductor")):
         cause = " ".join(str(error).split("Set TORCHDYNAMO_VERBOSE")[0].split())[:300]
         raise ConfigError(
             f"torch.compile failed ({cause}); it needs a C++ compiler on every node, and not every "
-            "model suits it: leave compile out"
+            "model suits it: omit compile"
         ) from error
 
 
 def _explain_complex(what: str, tensors: Any, own: torch.dtype) -> None:
-    """Of a failure, whether complex numbers in a model of real ones are to blame."""
+    """Explain a failure that is due to complex numbers in a model of real ones."""
     for leaf in leaves(tensors):
         if isinstance(leaf, torch.Tensor) and leaf.is_complex() and not own.is_complex:
             raise DataError(
                 f"the {what} are {leaf.dtype}, and the model computes in {own}; save real and "
-                "imaginary parts as arrays of their own, or make a model of complex numbers"
+                "imaginary parts as separate arrays, or use a model of complex numbers"
             )
 
 

@@ -25,8 +25,8 @@ class TorchVectors:
     difference, since the Parameter objects stay the same.
 
     A parameter that the vector cannot hold as it is (another dtype, another device) stays where it
-    is and is copied to and fro. Frozen parameters are constants: they are made equal at the start
-    and never travel again.
+    is and is copied back and forth. Frozen parameters are constants: they are made equal at the
+    start and never sent again.
     """
 
     optimizer: torch.optim.Optimizer
@@ -74,7 +74,7 @@ class TorchVectors:
         self.clear_gradients()
 
     def _note_homes(self) -> None:
-        """Those that are copied to and fro may lie anywhere."""
+        """Remember the addresses of parameters that are not copied back and forth."""
         self._homed = [p for p, fits in zip(self._trained, self._fits, strict=True) if fits]
         self._homes = [parameter.data_ptr() for parameter in self._homed]
 
@@ -103,7 +103,7 @@ class TorchVectors:
                 parameter.copy_(view)
 
     def clear_gradients(self) -> None:
-        """Drop the gradients: autograd then hands over its own memory instead of adding to ours,
+        """Drop the gradients: autograd then gives us its own memory instead of adding to ours,
         which saves a pass for zeroing and one for adding."""
         for parameter in self._trained:
             parameter.grad = None
@@ -139,7 +139,7 @@ class TorchVectors:
         return self._gradient, self._present
 
     def _check_places(self) -> None:
-        """What trains is still on the vector's memory, and nothing else trains."""
+        """Check that what trains is still in the vector's memory, and that nothing else trains."""
         if [parameter.data_ptr() for parameter in self._homed] != self._homes:
             self._blame_moved()
         for name, parameter in self._frozen:
@@ -156,7 +156,7 @@ class TorchVectors:
             e.name for e, p in zip(self.layout.entries, self._trained, strict=True) if p is moved
         )
         raise TrainingError(
-            f"parameter '{next(names)}' was given other memory, where no exchange reaches it: by "
+            f"parameter '{next(names)}' was moved to other memory, where it is not exchanged: by "
             "p.data = ..., vector_to_parameters or model.to(...). Change values in place "
             "(p.copy_(...) under torch.no_grad()), and move the model before Paceline takes it "
             "(keep_pace, Trainer)"
@@ -193,8 +193,8 @@ class TorchVectors:
         )
 
     def expose_whole_state(self, slices: SliceOptimizer) -> Callable[[], None]:
-        """Whenever the user asks for the optimizer's state he gets that of all slices, and what he
-        loads goes there; returns how to end that."""
+        """Let `state_dict` of the optimizer return the state of all slices, and `load_state_dict`
+        fill it; returns a function to end that."""
         handles = (
             self.optimizer.register_state_dict_pre_hook(lambda _: slices.show_state()),
             self.optimizer.register_load_state_dict_post_hook(lambda _: slices.take_over_state()),
@@ -209,7 +209,7 @@ class TorchVectors:
 
     def on_gradient(self, arrived: Callable[[int], None] | None = None) -> Callable[[], None]:
         """Move each gradient to its place in the vector as soon as backward has made it, while it
-        is in the cache, and tell which it is; returns how to end that."""
+        is in the cache, and report its index; returns a function to end that."""
         handles = [
             parameter.register_post_accumulate_grad_hook(_catcher(at, view, arrived))
             for at, (parameter, view) in enumerate(
@@ -302,7 +302,7 @@ def _catcher(
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a buffer hangs: a module may put another tensor there in every step."""
+    """A buffer by its owner and name: a module may assign a new tensor in every step."""
 
     owner: torch.nn.Module
     key: str

@@ -217,7 +217,7 @@ def test_the_saved_file_names_each_leaf(tmp_path):
         (JaxModel({"a": np.zeros(2, np.int32)}, cross_entropy), "'a' is int32, and only floats"),
         (JaxModel({}, cross_entropy), "pytree is empty"),
         (JaxModel({"a.b": 1.0, "a": {"b": 2.0}}, cross_entropy), "named 'a.b'; rename a key"),
-        (JaxModel(parameters(), cross_entropy, state={"mean": 0.0}), "does not ask for it"),
+        (JaxModel(parameters(), cross_entropy, state={"mean": 0.0}), "does not take it"),
     ],
 )
 def test_models_that_cannot_be_trained(model, message):

@@ -146,7 +146,7 @@ def test_a_whole_module_of_torchs_own_layers_loads(tmp_path, module):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Own, "Own: that is none of torch's own layers.*file.py:function"),
+        (Own, "Own: that is not one of torch's own layers.*file.py:function"),
         (lambda: Own().state_dict(), "holds a state_dict, not a model.*set weights to"),
         (lambda: {"a": 3}, "holds a state_dict"),
         (lambda: torch.ones(2), "holds a Tensor, not a model"),
@@ -218,7 +218,7 @@ def test_weights_that_do_not_fit_are_told_by_name(tmp_path):
     ("content", "message"),
     [
         (None, "there is no file"),
-        ([1, 2], "is no state_dict"),
+        ([1, 2], "is not a state_dict"),
         (Own(), "a state_dict holds tensors alone"),
     ],
 )

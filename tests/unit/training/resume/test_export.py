@@ -316,7 +316,9 @@ def test_names_that_do_not_do(tmp_path, name, complaint):
 
 def test_a_torch_model_is_none_of_keras(tmp_path):
     fit(tmp_path / "run", epochs=1)
-    with pytest.raises(ConfigError, match=r"this run's model is none of Keras; choose \.safetens"):
+    with pytest.raises(
+        ConfigError, match=r"this run's model is not one of Keras; choose \.safetens"
+    ):
         export(tmp_path / "run", tmp_path / "model.keras")
     assert not list(tmp_path.glob("*model.keras*"))
 

@@ -14,7 +14,7 @@ from paceline.core.vectors import Vector
 
 
 class JaxEngine:
-    """Hands the variables' values to pure functions, and puts back what comes out of them."""
+    """Passes the variables' values to pure functions, and assigns what they return."""
 
     def __init__(self, model: Any, optimizer: Any, trained: Sequence[Any]) -> None:
         self._model, self._optimizer, self._trained = model, optimizer, list(trained)
@@ -28,8 +28,8 @@ class JaxEngine:
         self._step = jax.jit(self._run_step)
 
     def gradients(self, inputs: Any, targets: Any) -> tuple[float, list[Vector | None]]:
-        """The mean loss, and its gradient for each trained variable; none of a loss that is not
-        finite. Seeds and statistics go on."""
+        """The mean loss, and its gradient for each trained variable; None for a loss that is not
+        finite. Seeds and statistics advance."""
         (loss, moved), found = self._differentiate(
             _values(self._trained), _values(self._rest), inputs, targets
         )
@@ -56,7 +56,7 @@ class JaxEngine:
         ]
         state = self._optimizer.variables
         trained, kept = self._step(_values(self._trained), _values(state), given)
-        jax.block_until_ready((trained, kept))  # it reads the gradients where they lie
+        jax.block_until_ready((trained, kept))  # it reads the gradients in place
         _put_back(self._trained, trained)
         _put_back(state, kept)
 
@@ -96,7 +96,7 @@ def _values(variables: Sequence[Any]) -> list[Any]:
 
 
 def _current(scope: Any, variables: Sequence[Any]) -> list[Any]:
-    """What each is after the call; one that was left alone is as it was."""
+    """The value of each after the call; unchanged if the call did not set it."""
     found = ((variable, scope.get_current_value(variable)) for variable in variables)
     return [variable.value if value is None else value for variable, value in found]
 

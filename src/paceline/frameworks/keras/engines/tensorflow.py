@@ -13,8 +13,8 @@ from paceline.core.vectors import Vector
 
 
 class TensorflowEngine:
-    """Computes in graphs, which are traced again for batches of another form, and once more with
-    any number of samples."""
+    """Computes in graphs, which are traced again for batches of another shape, and then once more
+    for any number of samples."""
 
     def __init__(self, model: Any, optimizer: Any, trained: Sequence[Any]) -> None:
         self._model, self._optimizer, self._trained = model, optimizer, list(trained)
@@ -23,7 +23,7 @@ class TensorflowEngine:
         self._steps: dict[tuple[bool, ...], Any] = {}
 
     def gradients(self, inputs: Any, targets: Any) -> tuple[float, list[Vector | None]]:
-        """The mean loss, and its gradient for each trained variable; none of a loss that is not
+        """The mean loss, and its gradient for each trained variable; None for a loss that is not
         finite."""
         loss, found = self._differentiate(inputs, targets)
         value = float(loss.numpy())

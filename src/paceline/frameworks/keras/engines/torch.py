@@ -14,13 +14,13 @@ from paceline.core.vectors import Vector
 
 
 class TorchEngine:
-    """Computes with the variables as they are."""
+    """Computes with the variables in place."""
 
     def __init__(self, model: Any, optimizer: Any, trained: Sequence[Any]) -> None:
         self._model, self._optimizer, self._trained = model, optimizer, list(trained)
 
     def gradients(self, inputs: Any, targets: Any) -> tuple[float, list[Vector | None]]:
-        """The mean loss, and its gradient for each trained variable; none of a loss that is not
+        """The mean loss, and its gradient for each trained variable; None for a loss that is not
         finite."""
         outputs = self._model(inputs, training=True)
         loss = self._model.compute_loss(x=inputs, y=targets, y_pred=outputs, training=True)
