@@ -57,9 +57,9 @@ def _join(script: str, arguments: list[str]) -> int:
 
 def _rendezvous_by_mpi(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
     """Ranks of another launcher than ours have no MASTER_ADDR; MPI is started to agree on one."""
-    from paceline.torch_backend.rendezvous import meet
+    from paceline.torch_backend.rendezvous import mpi_rendezvous
 
-    return meet(url, **settings)
+    return mpi_rendezvous(url, **settings)
 
 
 def _run_script(script: str, arguments: list[str]) -> int:

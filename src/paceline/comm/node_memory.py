@@ -1,4 +1,4 @@
-"""Memory that the ranks of a node have in common, and the locks that guard it."""
+"""Memory shared by the ranks of a node, and the locks that guard it."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from paceline.core.private import open_file as open_own_file
 from paceline.errors import WorldError
 
 PREFIX = "node-memory-"
-"""How the files begin, for the moment in which they have names."""
+"""How the names of the files begin, for the moment in which they have names."""
 
 _PAGE = 4096
-_JOB_FOLDER = "OMPI_MCA_btl_sm_backing_directory"
+_JOB_DIR = "OMPI_MCA_btl_sm_backing_directory"
 _SHARED_MEMORY = "/dev/shm"
 _FLOCK = struct.Struct("hhqqi0q")
 """Linux's struct flock: type, whence, start, length, process."""
 
 
 class ProcessMemory:
-    """Node memory of a rank alone, or of ranks that are threads."""
+    """Node memory of a single rank, or of ranks that are threads."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], mutexes: Sequence[threading.Lock]) -> None:
         self.bytes, self._mutexes = memory, mutexes
@@ -49,13 +49,13 @@ def reserve(nbytes: int, locks: int) -> tuple[npt.NDArray[np.uint8], list[thread
     try:
         memory = np.zeros(nbytes + _PAGE, np.uint8)
     except (MemoryError, ValueError):
-        raise WorldError(f"{nbytes} bytes of memory are needed; there is not so much") from None
+        raise WorldError(f"{nbytes} bytes of memory are needed, and there are fewer") from None
     start = -memory.ctypes.data % _PAGE
     return memory[start : start + nbytes], [threading.Lock() for _ in range(locks)]
 
 
 class FileMemory:
-    """Node memory of ranks that are processes: a file without a name that all of them map."""
+    """Node memory of ranks that are processes: an unlinked file that all of them map."""
 
     def __init__(self, file: int, nbytes: int, locks: int) -> None:
         self._file = file
@@ -71,21 +71,21 @@ class FileMemory:
             return
         self.bytes = np.empty(0, np.uint8)
         self._holds = []
-        with contextlib.suppress(BufferError):  # views are left: the last one unmaps it
+        with contextlib.suppress(BufferError):  # views remain: the last one unmaps it
             self._map.close()
         os.close(self._file)
         self._file = -1
 
 
 class _Hold:
-    """One lock: a byte of the open file, which the kernel gives back when its holder dies.
+    """One lock: a byte of the open file, which the kernel releases when its holder dies.
 
-    The threads of a rank share its open file, so a mutex of the process stands before it.
+    The threads of a rank share its open file, so a mutex of the process comes first.
     """
 
     def __init__(self, file: int, lock: int) -> None:
         self._file, self._lock, self._mutex = file, lock, threading.Lock()
-        self._take, self._leave = (
+        self._acquire, self._release = (
             _FLOCK.pack(kind, os.SEEK_SET, lock, 1, 0) for kind in (fcntl.F_WRLCK, fcntl.F_UNLCK)
         )
 
@@ -93,7 +93,7 @@ class _Hold:
         self._mutex.acquire()
         try:
             if _BY_OPEN_FILE:
-                fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, self._take)
+                fcntl.fcntl(self._file, fcntl.F_OFD_SETLKW, self._acquire)
             else:
                 fcntl.lockf(self._file, fcntl.LOCK_EX, 1, self._lock)
         except BaseException:
@@ -108,7 +108,7 @@ class _Hold:
     ) -> None:
         try:
             if _BY_OPEN_FILE:
-                fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, self._leave)
+                fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, self._release)
             else:
                 fcntl.lockf(self._file, fcntl.LOCK_UN, 1, self._lock)
         finally:
@@ -120,11 +120,11 @@ _BY_OPEN_FILE = hasattr(fcntl, "F_OFD_SETLKW")
 
 
 def find_place() -> Path:
-    """Where node memory lies: in the folder of the job, which its launcher removes, if it has one.
+    """Where to create node memory: if possible in the job directory, which the launcher removes.
 
-    The job's folder is the launcher's, so it is missing on other nodes than the launcher's.
+    That directory exists on the launcher's node alone.
     """
-    folder = os.environ.get(_JOB_FOLDER, "")
+    folder = os.environ.get(_JOB_DIR, "")
     if folder and Path(folder).is_dir():
         return Path(folder)
     if os.access(_SHARED_MEMORY, os.W_OK | os.X_OK):
@@ -133,7 +133,7 @@ def find_place() -> Path:
 
 
 def make_file(place: Path, nbytes: int) -> Path:
-    """A file of so many zeros, with its room reserved: later there may be none, and a SIGBUS."""
+    """A file of zeros whose space is reserved: if it ran out later, a SIGBUS would follow."""
     status = os.statvfs(place)
     free = status.f_bavail * status.f_frsize
     if nbytes > free:
@@ -164,7 +164,7 @@ def _mount(place: Path) -> str:
 
 
 def open_file(path: Path, nbytes: int, locks: int) -> FileMemory:
-    """Map the file; each rank opens it by itself, for a lock belongs to an open file."""
+    """Map the file; each rank opens it itself, since a lock belongs to an open file."""
     file = open_own_file(path, os.O_RDWR)
     try:
         return FileMemory(file, nbytes, locks)
@@ -173,24 +173,25 @@ def open_file(path: Path, nbytes: int, locks: int) -> FileMemory:
         raise
 
 
-def map_together(world: World, neighbours: World, nbytes: int, locks: int) -> FileMemory:
-    """Memory for the ranks of each node, made by the lowest of them; all ranks or none get it.
+def map_together(world: World, local: World, nbytes: int, locks: int) -> FileMemory:
+    """Memory for the ranks of each node, made by the lowest of them; either all ranks get it or
+    none.
 
-    Nobody waits for a rank that failed: each passes through the same exchanges, with its memory or
-    with what went wrong. The file loses its name before anybody goes on, so it ends with the last
+    No rank waits for one that failed: each takes part in the same exchanges, with its memory or
+    with its error. The file is unlinked before any rank goes on, so it disappears with the last
     rank that maps it, however the ranks end.
     """
     path, problem = None, None
-    if neighbours.rank == 0:
-        path, problem = _attempt(world, lambda: make_file(find_place(), nbytes))
-    path, problem = neighbours.bcast_value((path, problem))
+    if local.rank == 0:
+        path, problem = _try(world, lambda: make_file(find_place(), nbytes))
+    path, problem = local.bcast_value((path, problem))
     memory = None
     if path is not None:
-        memory, problem = _attempt(world, lambda: open_file(path, nbytes, locks))
-    if len(set(neighbours.allgather_values((nbytes, locks)))) > 1:
-        problem = problem or f"the ranks of {world.node} ask for different node memory"
+        memory, problem = _try(world, lambda: open_file(path, nbytes, locks))
+    if len(set(local.allgather_values((nbytes, locks)))) > 1:
+        problem = problem or f"the ranks of {world.node} ask for node memory of different sizes"
     problems = [text for text in world.allgather_values(problem) if text]
-    if neighbours.rank == 0 and path is not None:
+    if local.rank == 0 and path is not None:
         path.unlink(missing_ok=True)
     if not problems and memory is not None:
         return memory
@@ -199,11 +200,11 @@ def map_together(world: World, neighbours: World, nbytes: int, locks: int) -> Fi
     raise WorldError(problems[0])
 
 
-def _attempt(world: World, action: Callable[[], T]) -> tuple[T | None, str | None]:
-    """What the action gives, or what went wrong in it."""
+def _try(world: World, action: Callable[[], T]) -> tuple[T | None, str | None]:
+    """The action's result, or what went wrong."""
     try:
         return action(), None
     except WorldError as error:
         return None, f"on {world.node}: {error}"
     except (OSError, ValueError, OverflowError) as error:
-        return None, f"on {world.node}: node memory cannot be had: {error}"
+        return None, f"on {world.node}: node memory is not available: {error}"

@@ -1,7 +1,7 @@
-"""Small values as bytes, without pickle: what comes from another rank cannot run code here.
+"""Small values as bytes, without pickle: data from another rank cannot run code here.
 
 JSON for what JSON knows; everything else is an object with a single `$...` key. Of classes only
-dataclasses, named tuples and errors of Paceline itself travel.
+Paceline's own dataclasses, named tuples and errors can be sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def to_bytes(value: Any) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """The value that was encoded.
+    """Decode a value.
 
     >>> from_bytes(to_bytes({"a": (1, {2.5, None})}))
     {'a': (1, {2.5, None})}
@@ -51,7 +51,7 @@ def _pack(value: Any) -> Any:
         fields = {f.name: _pack(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"$data": [_name_of(type(value)), fields]}
     raise TypeError(
-        f"a {type(value).__name__} cannot be told to other ranks; tell plain values: numbers, "
+        f"a {type(value).__name__} cannot be sent to other ranks; send plain values: numbers, "
         "text, lists, tuples, dicts, sets, arrays"
     )
 
@@ -85,7 +85,7 @@ def _unpack_tuple(content: Any) -> Any:
 
 def _pack_array(value: Any) -> Any:
     if value.dtype.hasobject:
-        raise TypeError("an array of objects cannot be told to other ranks; make it numbers")
+        raise TypeError("an array of objects cannot be sent to other ranks; convert it to numbers")
     array = np.ascontiguousarray(value)
     data = base64.b64encode(array.tobytes()).decode()
     return [array.dtype.str, list(value.shape), data, isinstance(value, np.ndarray)]
@@ -112,7 +112,7 @@ def _unpack_error(content: Any) -> errors.PacelineError:
 def _name_of(kind: type) -> str:
     if not kind.__module__.startswith(_OURS):
         raise TypeError(
-            f"a {kind.__qualname__} cannot be told to other ranks; only classes of Paceline can"
+            f"a {kind.__qualname__} cannot be sent to other ranks; only classes of Paceline can"
         )
     return f"{kind.__module__}:{kind.__qualname__}"
 
@@ -121,13 +121,15 @@ def _class_of(name: str) -> Any:
     module, _, path = name.partition(":")
     if not module.startswith(_OURS):
         raise ValueError(f"another rank sent a {name!r}, which is not of Paceline")
-    found: Any = sys.modules.get(module)  # all ranks run the same program: it is loaded here, too
+    found: Any = sys.modules.get(
+        module
+    )  # all ranks run the same program, so it is loaded here, too
     for part in path.split("."):
         found = getattr(found, part, None)
     if not (
         isinstance(found, type) and (dataclasses.is_dataclass(found) or hasattr(found, "_fields"))
     ):
-        raise ValueError(f"another rank sent a {name!r}, which is no kind of value")
+        raise ValueError(f"another rank sent a {name!r}, which is not a dataclass or named tuple")
     return found
 
 

@@ -1,22 +1,22 @@
-"""Vectors in fewer bytes: how they are rounded on their way, and how what is lost comes after."""
+"""Vectors in fewer bytes: formats to send them in, and feedback of the rounding errors."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.chunks import chunks
 from paceline.core.vectors import Vector, aligned_zeros
 
 Bytes = npt.NDArray[np.uint8]
-Code = tuple[npt.NDArray[Any], ...]
-"""Views of the bytes of one piece of a vector, of the types that the format has there."""
+Code = tuple[Vector, ...]
+"""Views of the encoded bytes of one piece of a vector, in the types of the format."""
 
 BLOCK = 1024
-"""Elements that have a scale in common, in int8."""
+"""Elements that share a scale, in int8."""
 _CHUNK = 64 * BLOCK  # a few arrays of this size stay in a core's cache
 _LARGEST_HALF = 65504.0
 _SMALLEST_NORMAL_HALF = 2.0**-14
@@ -26,24 +26,24 @@ _SMALLEST = np.finfo(np.float32).tiny  # below it a scale loses bits, and its in
 
 
 class Codec(ABC):
-    """Writes vectors of float32 or float64 in one of the formats, and reads them.
+    """Encodes and decodes vectors of float32 or float64 in one format.
 
-    It works in pieces that fit into the cache, with memory of its own: one codec, one thread.
+    It works in pieces that fit into the cache and has its own scratch memory: one codec per thread.
     """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
         self.scratch: Vector = np.empty(_CHUNK, dtype)
-        """Room for what one piece decodes to."""
+        """Memory for one decoded piece."""
         self._work: Vector = np.empty(_CHUNK, np.float32)
         self._narrow: Vector = np.empty(_CHUNK, np.float32)
 
     @abstractmethod
     def nbytes(self, size: int) -> int:
-        """Bytes for a vector of so many elements."""
+        """Encoded size of a vector with this many elements."""
 
     @abstractmethod
     def pieces(self, data: Bytes, size: int) -> Iterator[tuple[slice, Code]]:
-        """The pieces of a vector, each with the place of its code in `data`."""
+        """The pieces of a vector, each with views of its code in `data`."""
 
     @abstractmethod
     def write(self, piece: Vector, code: Code) -> None:
@@ -62,18 +62,18 @@ class Codec(ABC):
         self.write(piece, code)
 
     def encode(self, vector: Vector, out: Bytes) -> None:
-        """Write the vector's code to the first bytes of `out`."""
+        """Write the encoded vector to the first bytes of `out`."""
         with _quietly():
             for piece, code in self.pieces(out, vector.size):
                 self.write_any(vector[piece], code)
 
     def decode(self, data: Bytes, out: Vector) -> None:
-        """Overwrite `out` by the vector that `data` stands for."""
+        """Overwrite `out` with the vector encoded in `data`."""
         for piece, code in self.pieces(data, out.size):
             self.read(code, out[piece])
 
     def add(self, data: Bytes, out: Vector) -> None:
-        """Add the vector that `data` stands for to `out`."""
+        """Add the vector encoded in `data` to `out`."""
         with _quietly():
             for piece, code in self.pieces(data, out.size):
                 part = out[piece]
@@ -83,7 +83,7 @@ class Codec(ABC):
 
 
 class _TwoBytes(Codec):
-    """What the formats of 16 bits have in common."""
+    """Common to the formats of 16 bits."""
 
     def nbytes(self, size: int) -> int:
         return 2 * size
@@ -95,14 +95,14 @@ class _TwoBytes(Codec):
 
 
 class BFloat16(_TwoBytes):
-    """The upper half of a float32, rounded to nearest, ties to even: its range, 8 bits of it."""
+    """The upper half of a float32, rounded to nearest, ties to even: same range, 8 bits precise."""
 
     def write(self, piece: Vector, code: Code) -> None:
         (codes,) = code
         bits, rounded = piece.view(np.uint32), self._work[: piece.size].view(np.uint32)
         _round_off(bits, 16, out=rounded)
         np.copyto(codes, rounded, casting="unsafe")
-        if np.isnan(piece.max()):  # the carry may have made a number of it
+        if np.isnan(piece.max()):  # the carry may have turned it into a number
             codes[np.isnan(piece)] = _BFLOAT16_NAN
 
     def read(self, code: Code, out: Vector) -> None:
@@ -116,10 +116,10 @@ class BFloat16(_TwoBytes):
 
 
 class Float16(_TwoBytes):
-    """IEEE half precision; what is too large becomes the largest number, not infinity.
+    """IEEE half precision; values that are too large become the largest number, not infinity.
 
-    numpy converts an element at a time, and those below 2^-14, as gradients often are, 20 times
-    slower than others. So this is done here, in whole passes: by bits to halves, by table back.
+    numpy converts one element at a time, and those below 2^-14, as gradients often are, 20 times
+    slower than others. So we convert in whole passes: with bit operations to half, by table back.
     """
 
     def __init__(self, dtype: npt.DTypeLike) -> None:
@@ -135,12 +135,12 @@ class Float16(_TwoBytes):
             self._write_extremes(piece, codes)
             return
         small = np.minimum(sizes, _SMALLEST_NORMAL_HALF, out=self._small[: piece.size])
-        small += 0.5  # its last bit is worth as much as the last one of a half below 2^-14
+        small += 0.5  # its last bit is worth as much as that of a half below 2^-14
         steps = small.view(np.int32)
         steps -= _BITS_OF_ONE_HALF
         bits, halves = sizes.view(np.int32), self._large[: piece.size]
         _round_off(bits, 13, out=halves, plus=-(112 << 23))  # exponents start 112 lower
-        np.maximum(halves, steps, out=halves)  # each is the smaller one outside of its range
+        np.maximum(halves, steps, out=halves)  # outside of its range each is the smaller one
         np.right_shift(piece.view(np.int32), 16, out=bits)
         bits &= 0x8000
         halves |= bits
@@ -160,9 +160,9 @@ class Float16(_TwoBytes):
 
 
 class Int8(Codec):
-    """Whole numbers from -127 to 127, times a scale for each block of 1024 elements.
+    """Integers from -127 to 127, times a scale for each block of 1024 elements.
 
-    All scales (float32) come first, then the numbers. A block with a number that is not finite has
+    All scales (float32) come first, then the integers. A block with a value that is not finite has
     NaN as its scale, so all of it decodes to NaN.
     """
 
@@ -185,7 +185,7 @@ class Int8(Codec):
         np.maximum(scales, _SMALLEST, out=scales, where=scales > 0)
         factors = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
         np.rint(np.multiply(rows, factors[:, None], out=work), out=work)
-        scales[~np.isfinite(scales)] = np.nan  # whatever numbers stand there, NaN comes of them
+        scales[~np.isfinite(scales)] = np.nan  # whatever the integers are, they decode to NaN
         np.copyto(codes.reshape(rows.shape), work, casting="unsafe")
 
     def read(self, code: Code, out: Vector) -> None:
@@ -199,7 +199,7 @@ _CODECS: dict[str, type[Codec]] = {"bfloat16": BFloat16, "float16": Float16, "in
 
 
 def make_codec(wire: str, dtype: npt.DTypeLike) -> Codec | None:
-    """The codec of a format, for vectors of this type; None for float32, sent as it is.
+    """The codec of a format, for vectors of this type; None for float32, which needs none.
 
     >>> codec, data, back = make_codec("int8", np.float32), np.empty(7, np.uint8), np.empty(3)
     >>> codec.encode(np.array([0.0, -2.0, 254.0], np.float32), data)
@@ -211,20 +211,20 @@ def make_codec(wire: str, dtype: npt.DTypeLike) -> Codec | None:
 
 
 class ErrorFeedback:
-    """Remembers what rounding lost and adds it to the next message.
+    """Keeps what rounding lost and adds it to the next message.
 
     With e the error, and C what a message decodes to:  send C(x + e),  e <- x + e - C(x + e),
-    so the sum of all messages is never further from the sum of all vectors than one rounding.
+    so the sum of all messages differs from the sum of all vectors by at most one rounding.
     Seide et al. 2014, doi:10.21437/Interspeech.2014-274; Karimireddy et al. 2019, arXiv:1901.09847.
     """
 
     def __init__(self, codec: Codec, size: int, dtype: npt.DTypeLike) -> None:
         self._codec = codec
         self.error: Vector = aligned_zeros(size, dtype)
-        """Its whole state, to be saved with a checkpoint."""
+        """All its state, for checkpoints."""
 
     def encode(self, vector: Vector, out: Bytes, at: int = 0) -> None:
-        """Encode a vector, or the part of it that begins at element `at`."""
+        """Encode a vector, or the part of one that begins at element `at`."""
         codec, error = self._codec, self.error[at : at + vector.size]
         with _quietly():
             for piece, code in codec.pieces(out, vector.size):
@@ -235,21 +235,20 @@ class ErrorFeedback:
                 codec.read(code, decoded)
                 part -= decoded
                 finite = np.isfinite(part)
-                if not finite.all():  # it would be in every later message
+                if not finite.all():  # it would spoil every later message
                     part[~finite] = 0
 
 
 def _cut(size: int) -> Iterator[slice]:
-    """Pieces of whole blocks; what is left over comes last."""
+    """Cut into pieces of whole blocks, and the remainder last."""
     whole = size - size % BLOCK
-    for first in range(0, whole, _CHUNK):
-        yield slice(first, min(first + _CHUNK, whole))
+    yield from chunks(slice(0, whole), _CHUNK)
     if whole < size:
         yield slice(whole, size)
 
 
 def _round_off(bits: Vector, low: int, out: Vector, plus: int = 0) -> None:
-    """Write (bits + plus) without their lowest ones, rounded to nearest, ties to even."""
+    """Drop the lowest bits of (bits + plus), rounded to nearest, ties to even."""
     np.right_shift(bits, low, out=out)
     out &= 1
     out += bits
@@ -258,5 +257,5 @@ def _round_off(bits: Vector, low: int, out: Vector, plus: int = 0) -> None:
 
 
 def _quietly() -> np.errstate:
-    """Numbers that are not finite travel on without a warning; who computed them has warned."""
+    """Pass values that are not finite without a warning: numpy warned where they arose."""
     return np.errstate(over="ignore", invalid="ignore")

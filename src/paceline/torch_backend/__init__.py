@@ -5,8 +5,8 @@ Importing this registers the backend "mpi4py" and the rendezvous "mpi4py://":
     import paceline.torch_backend
     torch.distributed.init_process_group("mpi4py")
 
-needs no address, port, rank or world size, under mpirun, srun or `paceline run`, or alone. It
-starts MPI when the first group is made, not before.
+needs no address, port, rank or world size, under mpirun, srun or `paceline run`, or in a single
+process. MPI starts with the first group, not before.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any
 
 import torch.distributed as dist
 
-from paceline.cluster.gpus import SWITCH as DEAL_GPUS
+from paceline.cluster.gpus import SWITCH as ASSIGN_GPUS
 from paceline.errors import LaunchError
 from paceline.runtime.torchrun.address import is_chosen
 from paceline.torch_backend.group import MPIGroup
 from paceline.torch_backend.joined import is_joined, join, progress_engine
-from paceline.torch_backend.rendezvous import meet
+from paceline.torch_backend.rendezvous import mpi_rendezvous
 from paceline.torch_backend.work import GroupError
 
 __all__ = ["BACKEND", "GroupError", "MPIGroup", "monitored_barrier"]
@@ -37,14 +37,14 @@ def monitored_barrier(
     timeout: timedelta | float | None = None,
     wait_all_ranks: bool = False,
 ) -> None:
-    """torch.distributed.monitored_barrier, which torch itself allows for gloo alone."""
+    """torch.distributed.monitored_barrier, which torch itself supports for gloo only."""
     chosen = group or dist.group.WORLD
-    if isinstance(timeout, float | int):  # torch takes seconds, too
+    if isinstance(timeout, float | int):  # torch accepts seconds, too
         timeout = timedelta(seconds=timeout)
     if isinstance(chosen, MPIGroup):
         chosen.monitored_barrier(timeout, wait_all_ranks)
     else:
-        _plain_monitored_barrier(group, timeout, wait_all_ranks)
+        _torch_monitored_barrier(group, timeout, wait_all_ranks)
 
 
 def _make_group(options: Any, _: Any = None) -> MPIGroup:
@@ -60,29 +60,29 @@ def _make_group(options: Any, _: Any = None) -> MPIGroup:
         raise LaunchError(
             f"this is rank {options.group_rank} of {options.group_size} by RANK and WORLD_SIZE, "
             f"and rank {world.rank} of {world.size} in MPI. Start with `paceline run` or mpirun, "
-            "and leave rank and world_size out of init_process_group"
+            "and omit rank and world_size in init_process_group"
         )
     comms = joined.open_comms(ranks or range(world.size), str(options.group_id))
     seconds = options.timeout.total_seconds()
     return MPIGroup(comms, progress_engine(), str(options.group_id), seconds)
 
 
-def _meet_by_environment(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
-    """env://, the default: by MPI where nobody but `paceline run` has named an address."""
+def _env_rendezvous(url: str, **settings: Any) -> Iterator[tuple[dist.Store, int, int]]:
+    """env://, the default: by MPI, unless someone other than `paceline run` has set an address."""
     if os.environ.get("MASTER_ADDR") and not is_chosen(os.environ):
-        plain: Iterator[tuple[dist.Store, int, int]] = _plain_environment(url, **settings)
-        return plain
-    return meet(url, **settings)
+        found: Iterator[tuple[dist.Store, int, int]] = _torch_env_handler(url, **settings)
+        return found
+    return mpi_rendezvous(url, **settings)
 
 
-if "LOCAL_RANK" in os.environ:  # such programs choose their GPU by it, and must see all of them
-    os.environ.setdefault(DEAL_GPUS, "0")
+if "LOCAL_RANK" in os.environ:  # torchrun scripts choose their GPU by it, so they must see all GPUs
+    os.environ.setdefault(ASSIGN_GPUS, "0")
 if BACKEND not in dist.Backend.backend_list:
     dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
-    dist.register_rendezvous_handler(BACKEND, meet)
-# A program may put ours in its place.
-_plain_monitored_barrier = dist.monitored_barrier
-# Named like a function of torch.distributed, which hides it.
+    dist.register_rendezvous_handler(BACKEND, mpi_rendezvous)
+# Kept here, since a program may replace it by ours.
+_torch_monitored_barrier = dist.monitored_barrier
+# Not by attribute: a function of torch.distributed hides the module of the same name.
 _handlers = sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers
-_plain_environment = _handlers["env"]
-_handlers["env"] = _meet_by_environment
+_torch_env_handler = _handlers["env"]
+_handlers["env"] = _env_rendezvous

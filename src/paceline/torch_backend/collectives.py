@@ -1,17 +1,22 @@
-"""The collectives and messages of torch.distributed, each as steps on the lines of a group."""
+"""The collectives and messages of torch.distributed, each as steps on a group's communicators."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.comm import Buffer
-from paceline.comm.nonblocking.async_comm import AsyncComm, AsyncComms, Steps
+from paceline.comm.nonblocking.async_comm import (
+    AsyncComm,
+    AsyncComms,
+    PendingReceive,
+    Request,
+    Steps,
+)
 from paceline.errors import WorldError
 from paceline.torch_backend.reductions import Operand, Reduction
 from paceline.torch_backend.tensors import (
@@ -24,14 +29,14 @@ from paceline.torch_backend.tensors import (
 )
 
 _PIECES = 0
-"""The tag of the pieces of collectives."""
+"""The tag of messages inside collectives."""
 _ROLL_CALL = 1
-"""The first of the tags of monitored barriers."""
+"""The first tag of monitored barriers."""
 _ROLL_CALLS = 1000
 
 
 def broadcast(comms: AsyncComms, tensors: list[Tensor], root: int) -> Steps[list[Tensor]]:
-    """Every rank's tensors become the root's."""
+    """Overwrite every rank's tensors with the root's."""
     comm = comms.collective_comm
     buffers = [ReceiveBuffer(tensor, keep=comm.rank == root) for tensor in tensors]
     for buffer in buffers:
@@ -42,7 +47,7 @@ def broadcast(comms: AsyncComms, tensors: list[Tensor], root: int) -> Steps[list
 
 
 def all_reduce(comms: AsyncComms, tensors: list[Tensor], how: Reduction) -> Steps[list[Tensor]]:
-    """Every rank's tensors become what all of them make together."""
+    """Overwrite every rank's tensors with the reduction over all ranks."""
     for tensor in tensors:
         operand = how.operand(tensor)
         yield from _sum_or_reduce(comms, operand, how)
@@ -63,7 +68,7 @@ def _sum_or_reduce(comms: AsyncComms, operand: Operand, how: Reduction) -> Steps
 def reduce(
     comms: AsyncComms, tensors: list[Tensor], how: Reduction, root: int
 ) -> Steps[list[Tensor]]:
-    """The root's tensors become what all ranks' make together; the others stay as they are."""
+    """Overwrite the root's tensors with the reduction; the others keep theirs."""
     comm = comms.collective_comm
     for tensor in tensors:
         operand = how.operand(tensor)
@@ -75,7 +80,7 @@ def reduce(
 
 
 def all_gather(comms: AsyncComms, outputs: list[Tensor], tensor: Tensor) -> Steps[list[Tensor]]:
-    """Every rank's tensor, in rank order; they may differ in length."""
+    """Gather every rank's tensor, in rank order; they may differ in length."""
     comm, sizes = comms.collective_comm, {output.nbytes for output in outputs}
     if len(sizes) > 1 or tensor.nbytes * comm.size > comm.longest:
         copies: list[Tensor | None] = [plain(tensor)] * comm.size
@@ -89,7 +94,7 @@ def all_gather(comms: AsyncComms, outputs: list[Tensor], tensor: Tensor) -> Step
 
 
 def all_gather_single(comms: AsyncComms, output: Tensor, tensor: Tensor) -> Steps[list[Tensor]]:
-    """Every rank's tensor, equally long, one after the other in one."""
+    """Concatenate every rank's tensor, all equally long."""
     comm, buffer = comms.collective_comm, ReceiveBuffer(output)
     if buffer.bytes.size > comm.longest:
         pieces = torch.from_numpy(buffer.bytes).chunk(comm.size)
@@ -104,7 +109,7 @@ def all_gather_single(comms: AsyncComms, output: Tensor, tensor: Tensor) -> Step
 def gather(
     comms: AsyncComms, outputs: list[Tensor], tensor: Tensor, root: int
 ) -> Steps[list[Tensor]]:
-    """The root gets every rank's tensor."""
+    """Gather every rank's tensor on the root."""
     comm = comms.collective_comm
     outgoing = [tensor if rank == root else None for rank in range(comm.size)]
     incoming = list(outputs) if comm.rank == root else [None] * comm.size
@@ -115,7 +120,7 @@ def gather(
 def scatter(
     comms: AsyncComms, output: Tensor, tensors: list[Tensor], root: int
 ) -> Steps[list[Tensor]]:
-    """Every rank gets its tensor from the root."""
+    """Send each rank its tensor from the root."""
     comm = comms.collective_comm
     outgoing = list(tensors) if comm.rank == root else [None] * comm.size
     incoming = [output if rank == root else None for rank in range(comm.size)]
@@ -126,7 +131,7 @@ def scatter(
 def all_to_all(
     comms: AsyncComms, outputs: list[Tensor], tensors: list[Tensor]
 ) -> Steps[list[Tensor]]:
-    """Tensor i goes to rank i; output j came from rank j."""
+    """Send tensor i to rank i; receive output j from rank j."""
     yield from exchange(comms.collective_comm, list(tensors), list(outputs))
     return outputs
 
@@ -138,7 +143,7 @@ def all_to_all_single(
     output_sizes: Sequence[int],
     sizes: Sequence[int],
 ) -> Steps[list[Tensor]]:
-    """The same with the rows of one tensor, so many for each rank; none named means equally."""
+    """The same with the rows of one tensor: so many per rank, by default equally many."""
     comm = comms.collective_comm
     buffer, source = ReceiveBuffer(output), plain(tensor)
     outgoing = _rows(torch.from_numpy(raw(source)), source, sizes, comm.size)
@@ -158,7 +163,7 @@ def _rows(flat: Tensor, tensor: Tensor, sizes: Sequence[int], ranks: int) -> tup
 def reduce_scatter(
     comms: AsyncComms, output: Tensor, tensors: list[Tensor], how: Reduction
 ) -> Steps[list[Tensor]]:
-    """What all ranks' tensors number i make together is rank i's."""
+    """Give rank i the reduction of all ranks' tensors i."""
     comm = comms.collective_comm
     sizes = [tensor.numel() for tensor in tensors]
     if sum(sizes) > comm.longest:
@@ -182,7 +187,7 @@ def _copy_of(operand: Operand) -> Tensor:
 
 
 def barrier(comms: AsyncComms) -> Steps[list[Tensor]]:
-    """Wait until every rank is here."""
+    """Wait until every rank has called it."""
     yield from comms.collective_comm.wait_for_all(comms.collective_comm.barrier())
     return []
 
@@ -190,10 +195,10 @@ def barrier(comms: AsyncComms) -> Steps[list[Tensor]]:
 def monitored_barrier(
     comms: AsyncComms, number: int, timeout_s: float, names_all: bool = False
 ) -> Steps[str]:
-    """A barrier after which rank 0 names the ranks that did not come; what went wrong, if any.
+    """A barrier after which rank 0 knows which ranks are missing; returns what went wrong, if any.
 
-    Each barrier has a tag of its own: who comes too late is not counted in the next. What is told
-    holds the words of gloo in brackets, for programs that look for them.
+    Each barrier has its own tag, so that a late rank does not count in the next one. The message
+    quotes gloo's words in brackets, for programs that look for them.
     """
     comm, tag = comms.collective_comm, _ROLL_CALL + number % _ROLL_CALLS
     end_s = time.monotonic() + timeout_s
@@ -203,7 +208,7 @@ def monitored_barrier(
     answer = comm.receive(verdict, 0, tag)
     yield from comm.wait_for_all(comm.send(here, 0, tag))
     while not answer.done():
-        if time.monotonic() > end_s + 1:  # rank 0 names the missing at `end_s`
+        if time.monotonic() > end_s + 1:  # rank 0 decides at `end_s`
             answer.cancel()
             return f"rank 0 has not answered within {timeout_s:g} s"
         yield False
@@ -239,7 +244,7 @@ def _absence(missing: Sequence[int], timeout_s: float, names_all: bool) -> str:
 
 
 def send(comms: AsyncComms, tensors: list[Tensor], to: int, tag: int) -> Steps[list[Tensor]]:
-    """Messages to one rank."""
+    """Send tensors to one rank."""
     comm = comms.message_comm
     outgoing = [Outgoing(tensor, by_message=comm.size > 1).bytes for tensor in tensors]
     requests = [request for piece in outgoing for request in comm.send(piece, to, tag)]
@@ -248,9 +253,9 @@ def send(comms: AsyncComms, tensors: list[Tensor], to: int, tag: int) -> Steps[l
 
 
 def receive(
-    comms: AsyncComms, tensors: list[Tensor], source: int, tag: int, note: list[int]
+    comms: AsyncComms, tensors: list[Tensor], source: int, tag: int, sources: list[int]
 ) -> Steps[list[Tensor]]:
-    """Messages from one rank, or from any; `note` is told from which."""
+    """Receive tensors from one rank, or from any; append the senders to `sources`."""
     comm = comms.message_comm
     for tensor in tensors:
         buffer = ReceiveBuffer(tensor, by_message=comm.size > 1)
@@ -263,25 +268,25 @@ def receive(
             raise
         _check_length(coming, buffer.bytes)
         buffer.copy_back()
-        note.append(coming.source)
+        sources.append(coming.source)
     return tensors
 
 
 def exchange(
     comm: AsyncComm, outgoing: Sequence[Tensor | None], incoming: Sequence[Tensor | None]
 ) -> Steps[None]:
-    """Tensor i goes to rank i, and tensor j comes from rank j; None: nothing goes or comes."""
+    """Send tensor i to rank i, and receive tensor j from rank j; None: nothing to exchange."""
     buffers = [
         None if tensor is None else ReceiveBuffer(tensor, by_message=rank != comm.rank)
         for rank, tensor in enumerate(incoming)
     ]
     others = [rank for rank in range(comm.size) if rank != comm.rank]
-    coming: list[tuple[Any, ReceiveBuffer]] = []
+    receives: list[tuple[PendingReceive, ReceiveBuffer]] = []
     for rank in others:
         buffer = buffers[rank]
         if buffer is not None:
-            coming.append((comm.receive(buffer.bytes, rank, _PIECES), buffer))
-    requests: list[Any] = []
+            receives.append((comm.receive(buffer.bytes, rank, _PIECES), buffer))
+    requests: list[Request] = []
     for rank in others:
         tensor = outgoing[rank]
         if tensor is not None:
@@ -289,17 +294,17 @@ def exchange(
     own, home = outgoing[comm.rank], buffers[comm.rank]
     if own is not None and home is not None:
         home.bytes[:] = Outgoing(own).bytes
-    while not all(message.done() for message, _ in coming):
+    while not all(message.done() for message, _ in receives):
         yield False
     yield from comm.wait_for_all(requests)
-    for message, filled in coming:
+    for message, filled in receives:
         _check_length(message, filled.bytes)
     for buffer in buffers:
         if buffer is not None:
             buffer.copy_back()
 
 
-def _check_length(message: Any, buffer: Buffer) -> None:
+def _check_length(message: PendingReceive, buffer: Buffer) -> None:
     if message.nbytes != buffer.nbytes:
         raise WorldError(
             f"{message.nbytes} bytes came from rank {message.source} where {buffer.nbytes} were "

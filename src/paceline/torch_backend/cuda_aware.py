@@ -1,4 +1,4 @@
-"""Whether the MPI of this process reads and writes the memory of CUDA devices by itself."""
+"""Whether the MPI of this process reads and writes CUDA memory directly."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 from paceline.errors import LaunchError
 
 SWITCH = "PACELINE_CUDA_AWARE_MPI"
-"""The variable that, set to 1 or 0, counts for more than what MPI says of itself."""
+"""The variable that overrides, with 1 or 0, what MPI reports."""
 
 _QUESTION = "MPIX_Query_cuda_support"
-"""Open MPI's, MPICH's and MVAPICH's."""
+"""In Open MPI, MPICH and MVAPICH."""
 _QUESTION_OF_KIND = "MPIX_GPU_query_support"
-"""MPICH's of several makers of GPUs; that of Cray has no other."""
+"""In MPICH, for several vendors of GPUs; Cray's MPICH has only this one."""
 _CUDA = 0
 """MPIX_GPU_SUPPORT_CUDA."""
 _MAPS = Path("/proc/self/maps")
@@ -26,24 +26,24 @@ _MAPS = Path("/proc/self/maps")
 def is_cuda_aware(
     env: Mapping[str, str] = os.environ, libraries: Iterable[Any] | None = None
 ) -> bool:
-    """Whether MPI takes CUDA memory; what the variable says counts, else what MPI does.
+    """Whether MPI takes CUDA memory: by the variable, or else by what MPI reports.
 
     >>> is_cuda_aware({"PACELINE_CUDA_AWARE_MPI": "1"})
     True
     """
-    told = env.get(SWITCH, "")
-    if told not in ("", "0", "1"):
+    chosen = env.get(SWITCH, "")
+    if chosen not in ("", "0", "1"):
         raise LaunchError(
-            f"{SWITCH} is {told!r}, expected 1 (MPI takes CUDA memory) or 0 (it does not). "
-            "Unset it to let MPI say"
+            f"{SWITCH} is {chosen!r}, expected 1 (MPI takes CUDA memory) or 0 (it does not). "
+            "Unset it to ask MPI"
         )
-    if told:
-        return told == "1"
-    return any(map(_says_yes, loaded_libraries() if libraries is None else libraries))
+    if chosen:
+        return chosen == "1"
+    return any(map(_reports_support, loaded_libraries() if libraries is None else libraries))
 
 
 def loaded_libraries(maps: Path = _MAPS) -> list[ctypes.CDLL]:
-    """The MPI that this process has loaded; mpi4py does not show its symbols to everybody."""
+    """The MPI libraries of this process; mpi4py does not load their symbols globally."""
     found: list[ctypes.CDLL] = []
     for path in find_libraries(maps.read_text() if maps.exists() else ""):
         with contextlib.suppress(OSError):  # replaced on disk since it was loaded
@@ -52,7 +52,7 @@ def loaded_libraries(maps: Path = _MAPS) -> list[ctypes.CDLL]:
 
 
 def find_libraries(maps: str) -> list[str]:
-    """The paths of MPI's libraries among the files that a process has mapped.
+    """The paths of MPI libraries among the files that a process has mapped.
 
     >>> find_libraries("7f10-7f20 r-xp 00000000 08:01 42   /opt/mpi/lib/libmpi.so.40")
     ['/opt/mpi/lib/libmpi.so.40']
@@ -61,7 +61,7 @@ def find_libraries(maps: str) -> list[str]:
     return sorted(path for path in paths if Path(path).name.startswith("libmpi"))
 
 
-def _says_yes(library: Any) -> bool:
+def _reports_support(library: Any) -> bool:
     if hasattr(library, _QUESTION):
         return bool(getattr(library, _QUESTION)() == 1)
     if hasattr(library, _QUESTION_OF_KIND):

@@ -1,9 +1,9 @@
-"""Tensors that are not in the host's memory: how they get there for MPI, and back.
+"""Tensors on devices: how they are copied to the host for MPI, and back.
 
-What the program has given a device by the time of the call comes first: a mark is set in the
-caller's stream, and the operation begins when the device has passed it. Its copies go through
-pinned host memory, in a stream of their own, and are waited for: so an operation that is over has
-its results in place for every stream, and nothing is left for `wait` to order.
+Work that the program gave a device before the call comes first: we record a mark in the caller's
+stream, and the operation starts when the device has passed it. Copies go through pinned host
+memory in a stream of their own, and we wait for them: when an operation is over, its results are
+in place for every stream, and `wait` has nothing to order.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ T = TypeVar("T")
 
 
 class Device(Protocol):
-    """A device with memory of its own."""
+    """A device with its own memory."""
 
     takes_messages: bool
-    """Whether MPI sends and receives its memory by itself."""
+    """Whether MPI reads and writes its memory directly."""
     future_devices: list[torch.device]
-    """What a torch Future must know to hold its tensors."""
+    """The devices of a torch Future that holds its tensors."""
 
     def mark(self) -> Callable[[], bool]:
-        """Tells whether it has done what the calling thread has given it by now; never waits."""
+        """A test whether it has done what the calling thread gave it until now; never waits."""
 
     def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory of the host that it copies from and to quickly."""
+        """Host memory with fast copies to and from the device."""
 
     def fetch(self, tensor: Tensor) -> Tensor:
-        """A copy of its tensor on the host, without gaps; returns when it is there."""
+        """A contiguous copy of its tensor on the host; returns when the copy is complete."""
 
     def store(self, tensor: Tensor, values: Tensor) -> None:
-        """Overwrite its tensor by values on the host; returns when they are there."""
+        """Overwrite its tensor with values on the host; returns when the copy is complete."""
 
     def expose(self, tensor: Tensor) -> Buffer:
-        """The bytes of its tensor, which has no gaps, for a message of MPI."""
+        """The bytes of its contiguous tensor, for an MPI message."""
 
 
 class CUDADevice:
@@ -61,7 +61,7 @@ class CUDADevice:
     def mark(self) -> Callable[[], bool]:
         if torch.cuda.is_current_stream_capturing():
             raise WorldError(
-                "the stream records a CUDA graph, and MPI has no part in one; communicate outside "
+                "the stream captures a CUDA graph, which cannot contain MPI; communicate outside "
                 "of torch.cuda.graph, or use the nccl backend with init_method='mpi4py://'"
             )
         event = torch.cuda.Event()
@@ -69,12 +69,12 @@ class CUDADevice:
         return cast(Callable[[], bool], event.query)
 
     def host_buffer(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        # torch keeps pinned memory that is given back, so this is a pool.
+        # torch caches pinned memory that is freed, so this is a pool.
         return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
 
     def fetch(self, tensor: Tensor) -> Tensor:
         host = self.host_buffer(tensor.shape, tensor.dtype)
-        with torch.cuda.stream(self._copies):  # makes its device the thread's, too
+        with torch.cuda.stream(self._copies):  # also makes its device the thread's current one
             host.copy_(tensor.detach(), non_blocking=True)
         self._copies.synchronize()
         return host
@@ -87,14 +87,14 @@ class CUDADevice:
         self._copies.synchronize()
 
     def expose(self, tensor: Tensor) -> Buffer:
-        # MPI works in the device of the thread; that of the program's threads is their own.
+        # MPI uses the thread's current device; we must not change that of the program's threads.
         if threading.current_thread().name == PROGRESS_THREAD:
             torch.cuda.set_device(self._device)
         return cast(Buffer, DeviceBytes(tensor.detach().reshape(-1).view(torch.uint8)))
 
 
 class DeviceBytes:
-    """Bytes in the memory of a device, with what messages need of an array."""
+    """Bytes in device memory, with the part of the array interface that messages need."""
 
     def __init__(self, flat: Tensor) -> None:
         self._flat = flat
@@ -110,12 +110,12 @@ class DeviceBytes:
 
 
 KINDS: dict[str, Callable[[torch.device], Device]] = {"cuda": CUDADevice}
-"""Devices whose tensors travel, besides the CPU's."""
+"""Supported devices besides the CPU."""
 _opened: dict[torch.device, Device] = {}
 
 
 def device_of(tensor: Tensor) -> Device:
-    """The device that a tensor is on, which is not the CPU."""
+    """The device, not the CPU, that holds a tensor."""
     device = _opened.get(tensor.device)
     if device is None:
         device = _opened[tensor.device] = KINDS[tensor.device.type](tensor.device)
@@ -123,13 +123,16 @@ def device_of(tensor: Tensor) -> Device:
 
 
 def after(devices: Sequence[Device], steps: Steps[T]) -> Steps[T]:
-    """The steps, begun when the devices have done what the caller has given them by now."""
+    """Run the steps when the devices have done what the caller gave them until now."""
     return _begin_after([device.mark() for device in devices], steps)
 
 
 def in_turn(starting: deque[object], devices: Sequence[Device], steps: Steps[T]) -> Steps[T]:
-    """The same for messages, which begin in the order of the calls: `starting` are those that
-    have not begun. One that has been made must be started, or those behind it wait for ever."""
+    """The same for messages, which start in the order of the calls.
+
+    `starting` holds those that have not started. Steps returned here must be run, or those behind
+    them wait forever.
+    """
     token = object()
     starting.append(token)
     return _begin_in_turn(starting, token, [device.mark() for device in devices], steps)
@@ -141,7 +144,7 @@ def _begin_in_turn(
     try:
         while starting[0] is not token or not all(is_passed() for is_passed in marks):
             yield False
-        first = next(steps)  # it has begun when its first requests are there
+        first = next(steps)  # it has started when its first requests exist
     except StopIteration as end:
         return cast(T, end.value)
     finally:

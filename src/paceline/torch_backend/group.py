@@ -1,4 +1,4 @@
-"""The process group: what torch.distributed calls, on the lines of MPI."""
+"""The process group: what torch.distributed calls, on communicators of MPI."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from paceline.torch_backend.untraced import untraced
 from paceline.torch_backend.work import Callbacks, GroupError, JoinedWork, MPIWork
 
 _CLOSE_TIMEOUT_S = 5.0
-"""How long all that is under way may take when a group is destroyed."""
+"""How long operations in progress may take when a group is destroyed."""
 
 
 @untraced
 class MPIGroup(dist.ProcessGroup):
-    """Ranks that exchange tensors by MPI; torch makes it for the backend "mpi4py"."""
+    """Ranks that exchange tensors over MPI; torch makes it for the backend "mpi4py"."""
 
     def __init__(
         self, comms: AsyncComms, progress: ProgressEngine, name: str, timeout_s: float
@@ -46,11 +46,11 @@ class MPIGroup(dist.ProcessGroup):
         self._number = 0
         self._roll_calls = itertools.count()
         self._starting: deque[object] = deque()
-        """Messages that have not begun, for a device has not got so far."""
+        """Messages that have not started, because a device has not reached them."""
         self._joined: list[MPIWork] | None = None
         self._closed = False
 
-    # Collectives, by the names that torch calls them by.
+    # Collectives, under the names that torch calls.
 
     def broadcast(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         tensors = _list(tensors)
@@ -104,7 +104,7 @@ class MPIGroup(dist.ProcessGroup):
     def allgather_coalesced(
         self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None
     ) -> MPIWork:
-        # torch has a list per rank here, with that rank's tensors.
+        # Here torch passes a list per rank, of that rank's tensors.
         by_tensor = outputs
         if len(outputs) == self._size and all(len(some) == len(tensors) for some in outputs):
             by_tensor = [list(some) for some in zip(*outputs, strict=True)]
@@ -201,10 +201,10 @@ class MPIGroup(dist.ProcessGroup):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """A barrier that fails after the timeout, on rank 0 with the names of the missing ranks.
+        """A barrier that fails after the timeout; rank 0's error names the missing ranks.
 
-        All missing ranks are named, with `wait_all_ranks` or without; it chooses how many of them
-        are named once more in the words of gloo.
+        It always names all of them; `wait_all_ranks` chooses how many of them the part in gloo's
+        words names.
         """
         seconds = self._timeout_s if timeout is None else timeout.total_seconds()
         steps = collectives.monitored_barrier(
@@ -216,7 +216,7 @@ class MPIGroup(dist.ProcessGroup):
         if problem:
             raise self._explain("monitored_barrier", self._number, [], problem)
 
-    # Names of before torch 2.13.
+    # Names used before torch 2.13.
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -265,16 +265,16 @@ class MPIGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        """Where its tensors may be; DCP's async_save wants the CPU among them."""
+        """Where its tensors may be; DCP's async_save requires the CPU among them."""
         kinds = KINDS if torch.cuda.is_available() else ()
         return [torch.device(kind) for kind in ("cpu", *kinds)]
 
     def _get_backend(self, device: torch.device) -> dist.ProcessGroup:
-        """What carries the tensors of a device."""
+        """The backend for tensors of a device."""
         return self if device.type in ("cpu", *KINDS) else super()._get_backend(device)
 
     def _set_sequence_number_for_group(self) -> None:
-        """Every rank counts from 1; nothing is to be agreed on."""
+        """Every rank counts from 1, so there is nothing to agree on."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._number
@@ -287,7 +287,7 @@ class MPIGroup(dist.ProcessGroup):
         return JoinedWork(works)
 
     def shutdown(self) -> None:
-        """Let what is under way end, and give the lines back."""
+        """Wait for operations in progress, and free the communicators."""
         if self._closed:
             return
         self._closed = True
@@ -299,20 +299,20 @@ class MPIGroup(dist.ProcessGroup):
             self._all_comms.close()
 
     def abort(self) -> None:
-        """Run nothing more."""
+        """Start no more operations."""
         for queue in (self._queue, self._callback_queue):
             queue.broken = queue.broken or GroupError("the group was aborted")
 
-    # How operations are started.
+    # Starting operations.
 
     @property
     def _comms(self) -> AsyncComms:
-        """The lines for what is started here: by a callback, or by the program."""
+        """The communicators for the caller: a callback, or the program."""
         callback_comms = self._all_comms.callback_comms if self._is_callback() else None
         return callback_comms or self._all_comms
 
     def _is_callback(self) -> bool:
-        """Whether the caller is a callback, of an operation or of what a callback has started."""
+        """Whether the caller is a callback: of an operation, or of one that a callback started."""
         return self._callbacks.run_here() or self._nested_callbacks.run_here()
 
     def _collect(
@@ -374,7 +374,7 @@ class MPIGroup(dist.ProcessGroup):
         return GroupError(f"{place}, {name}{what}, number {number}: {reason}")
 
     def _seconds(self, opts: Any) -> float:
-        """The time-out of one call, or else of the group."""
+        """The timeout of this call, or else of the group."""
         timeout: timedelta | None = getattr(opts, "timeout", None)
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         return seconds if seconds > 0 else self._timeout_s
@@ -382,12 +382,14 @@ class MPIGroup(dist.ProcessGroup):
     def _reduction(self, opts: Any, tensors: list[Tensor], name: str) -> Reduction:
         types = {tensor.dtype for tensor in tensors}
         if len(types) != 1:
-            raise GroupError(f"{name}: its tensors have {len(types)} types; there must be one")
+            raise GroupError(
+                f"{name}: its tensors have {len(types)} types; they must have the same"
+            )
         return reduction_of(_kind(opts), types.pop(), name)
 
     def _check_count(self, count: int, name: str, what: str) -> None:
         if count != self._size:
-            raise GroupError(f"{name}: {count} {what} for {self._size} ranks; one each is needed")
+            raise GroupError(f"{name}: {count} {what} for {self._size} ranks; pass one for each")
 
     def _check_fits(self, received: Tensor, tensor: Tensor, name: str) -> None:
         if received.numel() != tensor.numel() or received.dtype != tensor.dtype:
@@ -409,7 +411,7 @@ class MPIGroup(dist.ProcessGroup):
         if not sizes and rows % self._size:
             raise GroupError(
                 f"all_to_all_single: {rows} rows are not divisible by {self._size} ranks; "
-                "name the sizes of the splits"
+                "pass the sizes of the splits"
             )
 
 

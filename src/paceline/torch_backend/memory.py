@@ -1,4 +1,4 @@
-"""The memory of tensors as arrays of numpy, which leaves the tensors as they are."""
+"""The memory of tensors as numpy arrays, without side effects on the tensors."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from paceline.comm import Buffer
 
 
 class _Memory:
-    """A tensor's memory, as numpy asks for memory that is not its own.
+    """A tensor's memory, exposed through numpy's array interface.
 
-    `Tensor.numpy()` would do, but forbids for ever to resize the tensor's storage. Who gives a
-    tensor to a collective may do that later: the batched PowerSGD hook and FSDP do.
+    `Tensor.numpy()` would do, but makes the tensor's storage non-resizable forever. Programs may
+    resize it after a collective: the batched PowerSGD hook and FSDP do.
     """
 
     def __init__(self, tensor: Tensor, dtype: np.dtype[Any]) -> None:
@@ -34,12 +34,12 @@ _BYTE = np.dtype(np.uint8)
 
 
 def bytes_of(tensor: Tensor) -> Buffer:
-    """The bytes of a contiguous tensor on the CPU, where they are."""
+    """The bytes of a contiguous tensor on the CPU, in place."""
     return np.asarray(_Memory(tensor, _BYTE))
 
 
 def numbers_of(tensor: Tensor) -> Buffer:
-    """The numbers of a contiguous tensor on the CPU, where they are, of a type numpy knows.
+    """The numbers of a contiguous tensor on the CPU, in place, of a type that numpy knows.
 
     >>> numbers_of(torch.tensor([[1, 2], [3, 4]]))
     array([1, 2, 3, 4])

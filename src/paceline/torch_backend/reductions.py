@@ -1,7 +1,7 @@
-"""How numbers of all ranks become one: torch's operations and types, in those that MPI knows.
+"""Reductions: torch's operations and types, in terms of those that MPI knows.
 
-Half precision is added up in float32 and rounded once, at the end: MPI does not know bfloat16, and
-sums that are rounded at every addition lose more. Truth values are bits: their sum is "any".
+Half precision is summed in float32 and rounded once, at the end: MPI does not know bfloat16, and
+rounding after every addition loses more. Booleans are bits: their sum is "any".
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _HOW: dict[Any, ReduceOpName] = {
     ReduceOp.RedOpType.MAX: "max",
     **_BITS,
 }
-_OF_TRUTH: dict[ReduceOpName, ReduceOpName] = {
+_OF_BOOL: dict[ReduceOpName, ReduceOpName] = {
     "sum": "or",
     "product": "and",
     "min": "and",
     "max": "or",
 }
 _NARROW_BYTES = 2
-"""Floating-point numbers of so few bytes are added up as float32."""
+"""Floating-point numbers of at most this many bytes are summed as float32."""
 
 
 class Reduction:
     """An operation on tensors of one type."""
 
     def __init__(self, kind: Any, dtype: torch.dtype, what: str) -> None:
-        """A WorldError if the operation means nothing for the type."""
+        """Raises a WorldError if the operation is undefined for the type."""
         self._averages = kind == ReduceOp.RedOpType.AVG
         if kind not in _HOW:
             raise WorldError(f"{what}: {kind} is not among {', '.join(map(_name, _HOW))}")
@@ -56,23 +56,23 @@ class Reduction:
             or (dtype.is_complex and _HOW[kind] in ("min", "max"))
         )
         if refused:
-            raise WorldError(f"{what}: {_name(kind)} has no meaning for {name_of(dtype)}")
+            raise WorldError(f"{what}: {_name(kind)} is undefined for {name_of(dtype)}")
         how = _HOW[kind]
         self._work_type = _work_type(dtype)
-        self.how: ReduceOpName = _OF_TRUTH.get(how, how) if dtype == torch.bool else how
+        self.how: ReduceOpName = _OF_BOOL.get(how, how) if dtype == torch.bool else how
 
     def operand(self, tensor: Tensor) -> Operand:
         """The tensor's numbers in a type that MPI knows."""
         return Operand(tensor, self._work_type)
 
     def finish(self, numbers: Tensor, ranks: int) -> None:
-        """Make an average of a sum, if that is wanted."""
+        """Divide the sum, if the reduction is an average."""
         if not self._averages:
             return
         if numbers.is_floating_point() or numbers.is_complex():
             with torch.inference_mode():
                 numbers.div_(ranks)
-        else:  # towards zero, as torch divides; not all of its integers can be divided by it
+        else:  # towards zero, as torch does, which cannot divide all integer types
             array = numbers_of(numbers)
             below = (array < 0) & (array % ranks != 0)
             array //= ranks
@@ -81,12 +81,12 @@ class Reduction:
 
 @cache
 def reduction_of(kind: Any, dtype: torch.dtype, what: str) -> Reduction:
-    """The reduction of this kind; what a call named `what` was asked for."""
+    """The reduction of this kind, for the call named `what`."""
     return Reduction(kind, dtype, what)
 
 
 class Operand:
-    """A tensor's numbers as a flat array on the host: its own memory where that can be."""
+    """A tensor's numbers as a flat array on the host: its own memory if possible."""
 
     def __init__(self, tensor: Tensor, dtype: torch.dtype) -> None:
         self.tensor = tensor
@@ -96,7 +96,7 @@ class Operand:
         self.array = numbers_of(self.numbers)
 
     def copy_back(self) -> None:
-        """What the array holds is the tensor's now."""
+        """Copy the array to the tensor, if it is not the tensor's memory."""
         if self.numbers.data_ptr() != self.tensor.data_ptr():
             result = self.numbers
             if self.tensor.dtype == torch.bool:
@@ -105,7 +105,7 @@ class Operand:
 
 
 def _work_type(dtype: torch.dtype) -> torch.dtype:
-    """The type in which MPI works."""
+    """The type in which MPI reduces."""
     if dtype == torch.bool:
         return torch.uint8
     narrow = dtype.is_floating_point and dtype.itemsize <= _NARROW_BYTES

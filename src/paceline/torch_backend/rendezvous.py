@@ -1,4 +1,4 @@
-"""Meeting without addresses and ports: MPI knows the ranks, so it tells them where the store is."""
+"""Rendezvous without addresses and ports: MPI tells the ranks where rank 0's store is."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ from paceline.runtime.torchrun.env import name_interface
 from paceline.torch_backend.joined import join
 
 _CONNECT_S = 3.0
-"""How long an address may take to answer."""
+"""How long to wait for an address to answer."""
 _TOKEN_BYTES = 16
 _KEY = "paceline"
 
 
-def meet(
+def mpi_rendezvous(
     url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
 ) -> Iterator[tuple[dist.Store, int, int]]:
-    """The handler of mpi4py://: a store that all ranks reach, and this rank's place among them."""
+    """The handler of mpi4py://: a store that all ranks reach, this rank, and the world size."""
     world = join().world
     check_claim(url, world)
     if world.size == 1:
         yield dist.HashStore(), 0, 1
     else:
         yield _open_store(world, timeout), world.rank, world.size
-    raise RuntimeError("ranks of MPI meet once; start the program anew")
+    raise RuntimeError("ranks of MPI rendezvous once; restart the program")
 
 
 def check_claim(url: str, world: World) -> None:
-    """Refuse a rank or a size that the caller names and MPI does not."""
+    """Refuse a rank or world size from the caller that differs from MPI's."""
     asked = parse_qs(urlparse(url).query)
     for word, real in (("rank", world.rank), ("world_size", world.size)):
         claimed = int(asked.get(word, [real])[0])
         if claimed != real:
             raise LaunchError(
-                f"init_process_group was given {word}={claimed}, but in MPI it is {real}. Leave "
-                "rank and world_size out; if MPI's are wrong, start with `paceline run -n N`"
+                f"init_process_group was given {word}={claimed}, but in MPI it is {real}. Omit "
+                "rank and world_size; if MPI's are wrong, start with `paceline run -n N`"
             )
 
 
 def _open_store(world: World, timeout: timedelta) -> dist.Store:
-    """Rank 0's store, at an address by which each rank has really reached it."""
+    """Rank 0's store, at an address where each rank has reached it."""
     interfaces = read_interfaces()
     one_node = len(world.node_ranks) == world.size
     store, problem, token = None, "", secrets.token_hex(_TOKEN_BYTES)
@@ -63,7 +63,7 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
             store = _serve(LOOPBACK if one_node else "", world.size, timeout)
             store.set(_KEY, token)
         except (OSError, RuntimeError) as error:
-            problem = f"no store could be opened on {world.node}: {error}"
+            problem = f"cannot open a store on {world.node}: {error}"
     addresses = [LOOPBACK] if one_node else outside_addresses(interfaces)
     port = store.port if store else 0
     addresses, port, token, problem = world.bcast_value((addresses, port, token, problem))
@@ -72,18 +72,18 @@ def _open_store(world: World, timeout: timedelta) -> dist.Store:
     address = addresses[0] if addresses else ""
     if store is None:
         store, address = _find(addresses, port, token, world.size)
-    ways = world.allgather_values(address)
-    _check_ways(ways, addresses)
+    reached = world.allgather_values(address)
+    _check_reached(reached, addresses)
     assert store is not None
     store.set_timeout(timeout)
-    way = ways[-1] if world.rank == 0 else own_end(address)
-    # gloo's own choice may be loopback, or a network that leads nowhere.
-    name_interface(os.environ, interface_of(way, interfaces))
+    own = reached[-1] if world.rank == 0 else own_end(address)
+    # gloo's own choice may be loopback, or a network that the other nodes cannot reach.
+    name_interface(os.environ, interface_of(own, interfaces))
     return store
 
 
 def _serve(address: str, size: int, timeout: timedelta) -> dist.TCPStore:
-    """A store that listens at this address alone; without one, at all that others are offered."""
+    """A store that listens on this address only; without one, on all addresses."""
     both = not address and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family, dualstack_ipv6=both) as listening:
@@ -108,12 +108,12 @@ def _find(
 ) -> tuple[dist.TCPStore | None, str]:
     """The first address where rank 0's store answers, or nothing.
 
-    The token tells it from whoever else has such an address: bridges of containers have the same
-    on every node.
+    The token tells it apart from others at the same address: container bridges have the same
+    address on every node.
     """
     for address in addresses:
         found: list[dist.TCPStore] = []
-        # A stranger that says nothing would keep a store waiting for ever.
+        # If something else listens there and never answers, the store would wait forever.
         attempt = partial(_attempt, address, port, token, size, found)
         thread = threading.Thread(target=attempt, daemon=True)
         thread.start()
@@ -131,11 +131,11 @@ def _attempt(address: str, port: int, token: str, size: int, found: list[dist.TC
             found.append(store)
 
 
-def _check_ways(ways: Sequence[str], tried: Sequence[str]) -> None:
-    lost = [rank for rank, address in enumerate(ways) if not address]
+def _check_reached(reached: Sequence[str], tried: Sequence[str]) -> None:
+    lost = [rank for rank, address in enumerate(reached) if not address]
     if lost:
         raise LaunchError(
             f"rank {', '.join(map(str, lost))} cannot reach rank 0 at any of its addresses "
-            f"({', '.join(tried) or 'none outside loopback'}). Look at the firewall between the "
+            f"({', '.join(tried) or 'none outside loopback'}). Check the firewall between the "
             "nodes with `paceline doctor --hosts`"
         )

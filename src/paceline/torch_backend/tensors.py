@@ -1,9 +1,8 @@
-"""Tensors as the arrays that MPI reads and writes."""
+"""Tensors as arrays that MPI reads and writes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,14 +14,14 @@ from paceline.torch_backend.memory import bytes_of
 
 
 def check(tensors: Sequence[Tensor], what: str) -> list[Device]:
-    """Refuse what cannot travel, before anything is started; on which devices the tensors are."""
+    """Refuse what cannot be sent, before anything starts; return the devices of the tensors."""
     devices: list[Device] = []
     for tensor in tensors:
         if not tensor.is_cpu:
             if tensor.device.type not in KINDS:
                 raise WorldError(
-                    f"{what}: a tensor is on {tensor.device}, and the mpi4py backend carries those "
-                    f"of cpu and {', '.join(KINDS)}; use .cpu()"
+                    f"{what}: a tensor is on {tensor.device}, and the mpi4py backend supports "
+                    f"cpu and {', '.join(KINDS)}; use .cpu()"
                 )
             device = device_of(tensor)
             if device not in devices:
@@ -33,24 +32,24 @@ def check(tensors: Sequence[Tensor], what: str) -> list[Device]:
 
 
 def raw(tensor: Tensor) -> Buffer:
-    """The bytes of a contiguous tensor, where they are."""
+    """The bytes of a contiguous tensor, in place."""
     return bytes_of(tensor)
 
 
 class Outgoing:
-    """The bytes of a tensor that is sent: its own, or those of a copy on the host without gaps."""
+    """The bytes of a tensor to send: its own, or those of a contiguous copy on the host."""
 
     def __init__(self, tensor: Tensor, by_message: bool = False) -> None:
-        """`by_message`: it goes in a message of MPI, which may know the tensor's device."""
+        """`by_message`: it is sent as an MPI message, and MPI may read the device's memory."""
         exposed = None if tensor.is_cpu or not by_message else _expose(tensor)
         self.bytes = raw(plain(tensor)) if exposed is None else exposed
 
 
 class ReceiveBuffer:
-    """Room for the bytes of a tensor that is received: its own, or some on the host."""
+    """Memory to receive a tensor's bytes in: its own, or a buffer on the host."""
 
     def __init__(self, tensor: Tensor, keep: bool = False, by_message: bool = False) -> None:
-        """`keep`: it starts with what the tensor holds; `by_message` as for Outgoing."""
+        """`keep`: start with the tensor's values; `by_message` as for Outgoing."""
         self.tensor = tensor
         exposed = None if tensor.is_cpu or not by_message else _expose(tensor)
         if exposed is not None:
@@ -61,13 +60,13 @@ class ReceiveBuffer:
         self.bytes = raw(self._host)
 
     def copy_back(self) -> None:
-        """What came is the tensor's now."""
+        """Copy what was received to the tensor, if it is not there already."""
         if self._host is not self.tensor:
             write(self.tensor, self._host)
 
 
 def plain(tensor: Tensor) -> Tensor:
-    """The tensor on the host, without gaps and lazy conjugation; itself if it is that."""
+    """The tensor on the host, contiguous and without lazy conjugation; itself if it is all that."""
     if not tensor.is_cpu:
         return device_of(tensor).fetch(tensor)
     if _is_plain(tensor):
@@ -76,7 +75,7 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def write(tensor: Tensor, values: Tensor) -> None:
-    """Overwrite a tensor by one on the host, whatever the caller's thread records about it."""
+    """Overwrite a tensor with one on the host, unseen by autograd and inference mode."""
     if tensor.is_inference():
         with torch.inference_mode():
             _copy(tensor, values.view(tensor.shape))
@@ -88,7 +87,7 @@ def write(tensor: Tensor, values: Tensor) -> None:
 def host_buffer_for(
     tensor: Tensor, shape: Sequence[int] | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Memory of the host for what will be a tensor's: of its shape and type, or of these."""
+    """Host memory for a tensor's values: of its shape and type, or of these."""
     shape = tensor.shape if shape is None else shape
     if tensor.is_cpu:
         return torch.empty(tuple(shape), dtype=dtype or tensor.dtype)
@@ -107,13 +106,13 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _expose(tensor: Tensor) -> Buffer | None:
-    """The bytes of a device's tensor where they are, if MPI takes them there."""
+    """The bytes of a device's tensor in place, if MPI reads and writes there."""
     device = device_of(tensor)
     return device.expose(tensor) if device.takes_messages and _is_plain(tensor) else None
 
 
 def describe(tensors: list[Tensor]) -> str:
-    """What is exchanged, for a message.
+    """Describe tensors for an error message.
 
     >>> describe([torch.zeros(2, 3)])
     '6 x float32'
@@ -123,6 +122,6 @@ def describe(tensors: list[Tensor]) -> str:
     )
 
 
-def name_of(dtype: Any) -> str:
+def name_of(dtype: torch.dtype) -> str:
     """A type's name without its module."""
     return str(dtype).removeprefix("torch.")

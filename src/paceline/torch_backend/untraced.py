@@ -11,13 +11,13 @@ Class = TypeVar("Class", bound=type)
 
 
 def untraced(cls: Class) -> Class:
-    """Let torch.compile call the methods of this class, and what they call, as they are.
+    """Let torch.compile call the methods of this class, and what they call, uncompiled.
 
-    It looks at every frame that runs while a compiled program does, and so at ours when torch's
-    C++ calls us (DDP does, between two compiled pieces). There it would stop at attributes that a
-    group of C++ does not have.
+    It inspects every frame that runs inside a compiled program, and so ours when torch's C++ calls
+    us (DDP does, between two compiled graphs). There it would fail at attributes that a C++ group
+    does not have.
 
-    `torch.compiler.disable` says the same, but imports the whole compiler, which takes seconds,
+    `torch.compiler.disable` does the same, but imports the whole compiler, which takes seconds,
     and costs time at every call. This is what it tells the interpreter in the end.
     """
     frames: Any = getattr(torch._C._dynamo, "eval_frame", None)

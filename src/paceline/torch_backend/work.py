@@ -1,4 +1,4 @@
-"""What torch gets for an operation that was started: a Work, and a Future."""
+"""What torch gets for an operation in progress: a Work, and a Future."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -22,14 +22,14 @@ from paceline.torch_backend.untraced import untraced
 
 
 class GroupError(WorldError, RuntimeError):
-    """An exchange of a process group failed; torch's own are RuntimeErrors, too."""
+    """An operation of a process group failed. A RuntimeError, like those of torch."""
 
 
 class Callbacks:
     """Runs the Python callbacks of a group's operations, one after the other, in a thread.
 
-    They may wait for other operations, so they must not run in the thread that drives these. And
-    they may start some, so they must run in the same order on all ranks: that of the operations.
+    They may wait for other operations, so they must not run in the thread that drives these. They
+    may also start some, so they must run in the same order on all ranks: that of the operations.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Callbacks:
         return self._thread is threading.current_thread()
 
     def add(self, call: Callable[[], None]) -> None:
-        """Call this when all that were added before have returned."""
+        """Call this after all callbacks added before have returned."""
         with self._mutex:
             self._calls.append(call)
             if self._thread is None:
@@ -60,13 +60,13 @@ class Callbacks:
                 call = self._calls.popleft()
             try:
                 call()
-            except BaseException:  # those that wait for their turn must get it all the same
+            except BaseException:  # the callbacks after it must run all the same
                 traceback.print_exc()
 
 
 @untraced
 class OperationFuture(Future):
-    """A future whose Python callbacks run as `Callbacks` says, even if it has long been done."""
+    """A future whose Python callbacks run in `Callbacks`, even those added when it is done."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class OperationFuture(Future):
         operation.when_over(partial(_complete, self))
 
     def wait(self) -> Any:
-        """Its value, or what went wrong; as a Work waits, so that callbacks may wait, too."""
+        """Return its value or raise its error; waits as a Work does, so that callbacks may wait."""
         self._progress.wait(self._operation)
         return super().wait()
 
@@ -96,7 +96,7 @@ class OperationFuture(Future):
         self.then(callback)
 
     def _call(self, link: LinkFuture, callback: Any, over: Operation) -> None:
-        # Its own value may be on its way yet, in the thread that ended the operation.
+        # The thread that ended the operation may not have set our own value yet.
         done: Future = Future(devices=self._devices)
         _complete(done, over)
         link.run(callback, done)
@@ -104,11 +104,11 @@ class OperationFuture(Future):
 
 @untraced
 class LinkFuture(Future):
-    """What a callback returns, when it has; the next one of the chain runs as `Callbacks` says.
+    """The future of what a callback returns; the next callback of the chain runs in `Callbacks`.
 
-    One that is added before runs right after it. One that is added later waits for its turn, and
-    never runs in the thread that adds it: so on all ranks what it starts goes by the same line,
-    and a chain is through before that of an operation that was started after it was made.
+    A callback added before the value is set runs right after it. One added later waits for its
+    turn and never runs in the thread that adds it. So all ranks start its operations on the same
+    communicator, and a chain ends before that of an operation started after the chain was made.
     """
 
     def __init__(self, callbacks: Callbacks, devices: list[torch.device]) -> None:
@@ -118,15 +118,15 @@ class LinkFuture(Future):
         self._mutex = threading.Lock()
 
     def run(self, callback: Any, source: Future) -> None:
-        """Take what the callback makes of its source, and call the next ones."""
+        """Call back with the source, set the value, and run the next callbacks."""
         try:
             value = callback(source)
         except GroupError as error:
             _fail(self, error)
-        except BaseException as error:  # in this thread nobody else would hear of it
-            told = GroupError(f"a callback failed with {type(error).__name__}: {error}")
-            told.__cause__ = error
-            _fail(self, told)
+        except BaseException as error:  # nobody else would see it in this thread
+            failure = GroupError(f"a callback failed with {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            _fail(self, failure)
         else:
             self.set_result(value)
         with self._mutex:
@@ -149,13 +149,13 @@ class LinkFuture(Future):
 
 
 class _Failure:
-    """An error as the value of a future. C++ (DDP's) takes such a value for a result and searches
-    it for tensors; then it gets the error, too."""
+    """An error as the value of a future: C++ code (DDP) takes the value for a result and searches
+    it for tensors, which raises the error there, too."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def __repr__(self) -> str:  # C++ tells what it could not make a tensor of
+    def __repr__(self) -> str:  # C++ prints what it could not convert to a tensor
         return repr(self.error)
 
     def __reduce__(self) -> NoReturn:
@@ -167,7 +167,7 @@ def _raise(failure: _Failure) -> NoReturn:
 
 
 def _fail(future: Future, error: Exception) -> None:
-    """As `set_exception`, for those who wait in C++, too."""
+    """Like `set_exception`, but also for waiters in C++."""
     future._set_unwrap_func(_raise)
     future.set_result(_Failure(error))
 
@@ -181,7 +181,7 @@ def _complete(future: Future, operation: Operation) -> None:
 
 @untraced
 class MPIWork(dist.Work):
-    """An operation of a group, as torch asks about it."""
+    """An operation of a group, as torch sees it."""
 
     def __init__(
         self,
@@ -199,10 +199,10 @@ class MPIWork(dist.Work):
         self._mutex = threading.Lock()
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Return when it is over, raise what went wrong."""
+        """Wait until it is over; raise its error, if any."""
         seconds = timeout.total_seconds() if timeout else 0.0
         if not self._progress.wait(self._operation, seconds if seconds > 0 else None):
-            raise self._operation.explain(f"is not over after {seconds:g} s")
+            raise self._operation.explain(f"not done after {seconds:g} s")
         if self._operation.error is not None:
             raise self._operation.error
         return True
@@ -226,18 +226,18 @@ class MPIWork(dist.Work):
         return self._operation.error
 
     def problem(self) -> str:
-        """What a monitored barrier found wrong."""
+        """What a monitored barrier found wrong, if anything."""
         return str(self._operation.result)
 
     def result(self) -> list[Tensor]:
         self.wait()
-        return list(self._operation.result)
+        return list(cast("list[Tensor]", self._operation.result))
 
     def synchronize(self) -> None:
         self.wait()
 
     def source_rank(self) -> int:
-        """Who sent what was received."""
+        """The sender of what was received."""
         return self._sources[-1] if self._sources else -1
 
     _source_rank = source_rank

@@ -1,4 +1,4 @@
-"""Node memory in files, its locks, and what happens when it cannot be had."""
+"""Node memory in files, its locks, and what happens when it is not available."""
 
 import os
 import threading
@@ -109,13 +109,13 @@ def test_nobody_goes_on_or_hangs_when_one_rank_cannot_open_it(place, monkeypatch
 
     monkeypatch.setattr(memory, "open_file", refuse_one)
     heard = run_world(4, program, timeout_s=10)
-    assert heard == ["on threads: node memory cannot be had: [Errno 13] Permission denied"] * 4
+    assert heard == ["on threads: node memory is not available: [Errno 13] Permission denied"] * 4
     assert list(place.iterdir()) == []
 
 
 def test_ranks_of_a_node_must_ask_alike(place):
     def program(world):
-        with pytest.raises(WorldError, match="ask for different node memory"):
+        with pytest.raises(WorldError, match="ask for node memory of different sizes"):
             map_together(world, world, 100 + world.rank, 1)
 
     run_world(2, program, timeout_s=10)

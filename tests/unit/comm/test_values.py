@@ -84,7 +84,7 @@ class Foreign:
     ids=["object", "error", "array of objects"],
 )
 def test_other_objects_do_not_travel(value):
-    with pytest.raises(TypeError, match="cannot be told to other ranks"):
+    with pytest.raises(TypeError, match="cannot be sent to other ranks"):
         to_bytes(value)
 
 

@@ -1,4 +1,4 @@
-"""Meeting without addresses."""
+"""Rendezvous without addresses."""
 
 import socket
 from datetime import timedelta
@@ -9,7 +9,7 @@ from paceline.cluster.network import interface_of, outside_addresses, own_end
 from paceline.comm import SoloWorld
 from paceline.errors import LaunchError
 from paceline.torch_backend import rendezvous
-from paceline.torch_backend.rendezvous import _KEY, _check_ways, _find, _serve, check_claim
+from paceline.torch_backend.rendezvous import _KEY, _check_reached, _find, _serve, check_claim
 
 INTERFACES = {"lo": ["127.0.0.1", "::1"], "eth0": ["fe80::1", "fd00::2", "10.0.0.1"]}
 
@@ -45,4 +45,4 @@ def test_the_own_end_of_a_way():
 
 def test_who_cannot_reach_rank_0_is_named_with_what_was_tried():
     with pytest.raises(LaunchError, match=r"rank 1 cannot reach rank 0 .*\(10\.0\.0\.1\)"):
-        _check_ways(["10.0.0.1", ""], ["10.0.0.1"])
+        _check_reached(["10.0.0.1", ""], ["10.0.0.1"])

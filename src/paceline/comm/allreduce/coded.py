@@ -1,4 +1,4 @@
-"""An all-reduce whose messages are coded: fewer bytes, and the same sum on every rank."""
+"""An all-reduce with compressed messages: fewer bytes, and the same sum on every rank."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ class VectorAllreduce(Protocol):
 
     @property
     def residuals(self) -> dict[str, Vector]:
-        """What goes over from one sum to the next: live arrays, to be saved and written back."""
+        """State carried from one sum to the next: live arrays, to save and to overwrite."""
 
     def all_reduce(self, vector: Vector) -> int:
-        """Overwrite every rank's vector by the sum; the bytes that this rank sent."""
+        """Overwrite every rank's vector with the sum; return the bytes that this rank sent."""
 
 
 class CompressedAllreduce:
     """Sums vectors of one size over all ranks, each message in the codec's format.
 
-    Every rank takes the sums, its own one too, from what was sent: so all hold the same, bit for
-    bit. What rounding loses goes into the next sum, both for what a rank gives and for the sum of
-    the slice that it owns.
+    Every rank decodes the sums from the messages, its own sum too, so all ranks hold the same bits.
+    What rounding loses is added to the next sum, both for what a rank contributes and for the sum
+    of the slice that it owns.
     """
 
     def __init__(self, world: World, codec: Codec, size: int, dtype: npt.DTypeLike) -> None:
@@ -40,28 +40,28 @@ class CompressedAllreduce:
         own = self._pipe.slices(size)[world.rank]
         self._own_start = own.start
         self.given = ErrorFeedback(codec, size, dtype)
-        """What this rank has still to give."""
+        """Rounding errors of what this rank contributes."""
         self.summed = ErrorFeedback(codec, own.stop - own.start, dtype)
-        """What the sums of this rank's slice have still to get."""
+        """Rounding errors of the sums of this rank's slice."""
 
     @property
     def residuals(self) -> dict[str, Vector]:
         return {"given": self.given.error, "summed": self.summed.error}
 
     def all_reduce(self, vector: Vector) -> int:
-        """Overwrite every rank's vector by the sum; the bytes that went to other ranks."""
+        """Overwrite every rank's vector with the sum; return the bytes sent to other ranks."""
         return self._pipe.all_reduce(vector)
 
     def nbytes(self, size: int) -> int:
         return self._codec.nbytes(size)
 
-    def encode_part(self, part: Vector, at: int, room: Bytes) -> Bytes:
-        self.given.encode(part, room, at)
-        return room[: self._codec.nbytes(part.size)]
+    def encode_part(self, part: Vector, at: int, scratch: Bytes) -> Bytes:
+        self.given.encode(part, scratch, at)
+        return scratch[: self._codec.nbytes(part.size)]
 
-    def encode_sum(self, own: Vector, at: int, room: Bytes) -> Bytes:
-        self.summed.encode(own, room, at - self._own_start)
-        message = room[: self._codec.nbytes(own.size)]
+    def encode_sum(self, own: Vector, at: int, scratch: Bytes) -> Bytes:
+        self.summed.encode(own, scratch, at - self._own_start)
+        message = scratch[: self._codec.nbytes(own.size)]
         self._codec.decode(message, own)
         return message
 
@@ -73,9 +73,9 @@ class CompressedAllreduce:
 
 
 class InterNodeAllreduce:
-    """Sums vectors over all ranks: as they are inside a node, coded between nodes.
+    """Sums vectors over all ranks: uncompressed inside a node, compressed between nodes.
 
-    Each rank of a node takes its slice to the other nodes.
+    Each owner exchanges its slice with its peers on the other nodes.
     """
 
     def __init__(self, nodes: Nodes, codec: Codec, size: int, dtype: npt.DTypeLike) -> None:
@@ -83,7 +83,7 @@ class InterNodeAllreduce:
         itemsize = np.dtype(dtype).itemsize
         self._slices = [nodes.slice_of(size, itemsize, owner) for owner in range(nodes.owners)]
         self.far: CompressedAllreduce | None = None
-        """Of this rank's slice, if it owns one."""
+        """Sums this rank's slice between nodes, if it owns one."""
         if nodes.cross is not None:
             own = self._slices[nodes.local.rank]
             self.far = CompressedAllreduce(nodes.cross, codec, own.stop - own.start, dtype)
@@ -93,7 +93,7 @@ class InterNodeAllreduce:
         return self.far.residuals if self.far is not None else {}
 
     def all_reduce(self, vector: Vector) -> int:
-        """Overwrite every rank's vector by the sum; the bytes that went to other nodes."""
+        """Overwrite every rank's vector with the sum; return the bytes sent to other nodes."""
         local, sent = self._nodes.local, 0
         local.all_reduce(vector)
         if self.far is not None:
@@ -107,7 +107,8 @@ class InterNodeAllreduce:
 def make_sums(
     world: World, wire: str, sizes: Iterable[int], dtype: npt.DTypeLike
 ) -> list[InterNodeAllreduce] | None:
-    """A sum for each part of a vector; None where nothing is coded: in float32, or on one node."""
+    """An all-reduce for each part of a vector; None if nothing is compressed: in float32, or on one
+    node."""
     codec = make_codec(wire, dtype) if world.size > 1 else None
     if codec is None:
         return None

@@ -1,9 +1,9 @@
-"""The all-reduce of ranks that share nodes: through memory inside, one slice per rank between.
+"""The all-reduce of ranks that share nodes: through memory inside a node, by slices between nodes.
 
-Every rank sees the buffers of its node. It takes its own slice of the vector, adds that slice up
-over the node, chunk by chunk while it is in the cache, sums it with the same slice of the other
-nodes, and writes the result to all buffers of its node. So nothing is sent inside a node, every
-link between nodes carries the vector once, and the adding is divided by the ranks of a node.
+Every rank sees the buffers of its node. It sums its own slice of the vector over the node, chunk by
+chunk while the chunk is in the cache, all-reduces that slice with its owners on the other nodes,
+and writes the result to all buffers of its node. So nothing is sent inside a node, every link
+between nodes carries the vector once, and the ranks of a node share the additions.
 """
 
 from __future__ import annotations
@@ -13,32 +13,33 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from paceline.comm.allreduce.slices import add_in_order, chunks, owner_slices
+from paceline.comm.allreduce.slices import add_in_order, owner_slices
 from paceline.comm.nodes import nodes_of
 from paceline.comm.world import Buffer, NodeMemory, World
+from paceline.core.chunks import chunks
+from paceline.core.vectors import ALIGNMENT_BYTES
 from paceline.errors import WorldError
 
 SMALL_BYTES = 16 * 1024
-"""Up to here one message of MPI's own is quicker than two barriers and a look at the others."""
+"""Up to this size MPI's own all-reduce is faster than two barriers and the check of sizes."""
 
 CHUNK_BYTES = 256 * 1024
-"""What is added up at once: it and its sum stay in a core's own cache."""
+"""Summed at once: a chunk and its sum stay in a core's own cache."""
 
 LONG_BYTES = 32 * 1024 * 1024
-"""From here on the way through the stages, in the cache, beats MPI's messages on one node."""
+"""From this size on, summing through the stages, in the cache, beats MPI on one node."""
 
 STAGE_BYTES = 256 * 1024
-"""Memory per rank through which buffers go that the node cannot see."""
+"""Memory per rank, through which buffers pass that other ranks cannot see."""
 FAR_STAGE_BYTES = 4 * 1024 * 1024
-"""The same where nodes differ: a network wants longer messages than a cache."""
+"""The same on several nodes: a network needs longer messages than a cache."""
 
-_LINE = 64
 _KIND, _START, _NBYTES, _DTYPE, _FIELDS = range(5)
 _STAGED = -1
 
 
 class NodeBuffers:
-    """The buffers of all ranks of a node that were made together, one of them this rank's."""
+    """Buffers of all ranks of a node, made together; one of them is this rank's."""
 
     def __init__(self, memory: NodeMemory, nbytes: int, ranks: int, rank: int) -> None:
         self._memory = memory
@@ -49,28 +50,28 @@ class NodeBuffers:
         self._begin = self.mine.__array_interface__["data"][0]
 
     def start_of(self, buffer: Buffer) -> int | None:
-        """Where in this rank's buffer these elements begin; None if they lie elsewhere."""
+        """The offset of these elements in this rank's buffer; None if they lie elsewhere."""
         start: int = buffer.__array_interface__["data"][0] - self._begin
         return start if start >= 0 and start + buffer.nbytes <= self.mine.nbytes else None
 
     def close(self) -> None:
-        """Give the memory back, for this rank."""
+        """Release the memory for this rank."""
         del self.rows, self.mine
         self._memory.close()
 
 
 class NodeAllreduce:
-    """Sums vectors over all ranks of a world, by way of the memory of its nodes.
+    """Sums vectors over all ranks of a world, through the memory of their nodes.
 
     Ranks are added in their order, so that all of them get the same bits.
     """
 
     def __init__(self, world: World) -> None:
-        """All ranks make it together; a WorldError on all of them where memory is too small."""
+        """Collective; a WorldError on all ranks if there is too little memory."""
         self._world, self._nodes = world, nodes_of(world)
         self._local = self._nodes.local
         ranks = self._local.size
-        heads = ranks * _LINE
+        heads = ranks * ALIGNMENT_BYTES
         stage = STAGE_BYTES if self._nodes.count == 1 else FAR_STAGE_BYTES
         self._memory = world.node_memory(heads + 2 * ranks * stage, locks=0)
         self._heads = self._memory.bytes[:heads].view(np.int64).reshape(ranks, -1)
@@ -79,7 +80,7 @@ class NodeAllreduce:
         self._made = 0
 
     def make_buffer(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Zeroed memory that the other ranks of the node can reach; all ranks ask together."""
+        """Zeroed memory that the other ranks of the node can reach; collective."""
         ranks = self._local.size
         memory = self._world.node_memory(ranks * _round_up(nbytes), locks=0)
         buffers = NodeBuffers(memory, nbytes, ranks, self._local.rank)
@@ -96,9 +97,9 @@ class NodeAllreduce:
                 return
 
     def all_reduce(self, buffer: Buffer) -> bool:
-        """Overwrite every rank's buffer, one-dimensional, by the sum over all ranks.
+        """Overwrite every rank's buffer, one-dimensional, with the sum over all ranks.
 
-        False on all ranks, and nothing done, where messages are quicker.
+        Returns False on all ranks, with nothing done, if messages are faster.
         """
         number, start = self._find(buffer)
         head = self._heads[self._local.rank]
@@ -106,7 +107,7 @@ class NodeAllreduce:
         self._local.barrier()
         heads = self._heads[:, :_FIELDS].tolist()
         if heads.count(heads[0]) < len(heads):
-            self._check_alike(heads)
+            self._check_same_size(heads)
             number = _STAGED
         if number == _STAGED:
             if self._nodes.count == 1 and buffer.nbytes < LONG_BYTES:
@@ -120,7 +121,7 @@ class NodeAllreduce:
         return True
 
     def _sum_own(self, rows: Sequence[Buffer], piece: slice) -> None:
-        """Write the sum of this rank's piece over all ranks to the rows of its node."""
+        """Sum this rank's piece over all ranks and write it to all rows of the node."""
         if self._nodes.cross is None:
             for part in chunks(piece, CHUNK_BYTES // rows[0].itemsize):
                 total, *others = parts = [row[part] for row in rows]
@@ -143,26 +144,26 @@ class NodeAllreduce:
                 return number, start
         return _STAGED, 0
 
-    def _check_alike(self, heads: list[list[int]]) -> None:
-        alike = len({(head[_NBYTES], head[_DTYPE]) for head in heads}) == 1
-        if not alike or self._nodes.count > 1:  # other nodes would go another way
-            told = ", ".join(f"{head[_NBYTES]} bytes" for head in heads)
+    def _check_same_size(self, heads: list[list[int]]) -> None:
+        same = len({(head[_NBYTES], head[_DTYPE]) for head in heads}) == 1
+        if not same or self._nodes.count > 1:  # other nodes would choose another way
+            sizes = ", ".join(f"{head[_NBYTES]} bytes" for head in heads)
             raise WorldError(
                 f"the ranks of {self._world.node} sum vectors that differ in size, type or place: "
-                f"{told}; all ranks must exchange the same model"
+                f"{sizes}; all ranks must exchange the same model"
             )
 
     def _sum_staged(self, buffer: Buffer) -> None:
-        """Piece by piece through the stages, which stay in the cache.
+        """Sum piece by piece through the stages, which stay in the cache.
 
-        Two stages in turn: nobody overwrites what a slower rank has still to read.
+        Two stages alternate, so that nobody overwrites what a slower rank has yet to read.
         """
         stages = self._stages.view(buffer.dtype)
         for turn, part in enumerate(chunks(slice(0, buffer.size), stages.shape[2])):
             self._sum_through(list(stages[turn % 2]), buffer[part])
 
     def _sum_through(self, stage: list[Buffer], buffer: Buffer) -> None:
-        """Each rank shows the others their slices, adds up its own, and shows the sum."""
+        """Publish the others' slices, sum this rank's own, publish the sum, read the others'."""
         rank = self._local.rank
         pieces = owner_slices(buffer.size, buffer.itemsize, self._nodes.owners)
         for owner, piece in enumerate(pieces):
@@ -182,4 +183,4 @@ class NodeAllreduce:
 
 
 def _round_up(nbytes: int) -> int:
-    return -(-nbytes // _LINE) * _LINE
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,8 +1,8 @@
 """An all-reduce between nodes in many short messages, which keep a network busy both ways.
 
 MPI announces a long message and waits for an answer, which queues behind the data that comes the
-other way: on 1 Gbit/s Ethernet its all-reduce often gets half of the rate, one way after the other.
-Short messages leave at once. They are looked after now and then, so a core is free meanwhile.
+other way: on 1 Gbit/s Ethernet its all-reduce often uses one direction at a time, half of the rate.
+Short messages are sent at once. They are polled now and then, which leaves the core free meanwhile.
 """
 
 from __future__ import annotations
@@ -17,36 +17,37 @@ import numpy.typing as npt
 from paceline.comm.polling import Backoff
 from paceline.comm.wire import BLOCK, Bytes
 from paceline.comm.world import Buffer, Pending, World
+from paceline.core.chunks import length
 from paceline.core.vectors import aligned_zeros
 
 MESSAGE_BYTES = 60 * 1024
-"""Of the longest message: Open MPI announces what is longer than 64 KB with its head."""
+"""The longest message: Open MPI announces what exceeds 64 KB with its header."""
 AHEAD = 64
-"""Messages to all peers that leave before the first of their answers is waited for: about 4 MB, a
-few times what is on the way at once in 10 Gbit/s Ethernet."""
+"""Messages sent to all peers before the first answer is awaited: about 4 MB, a few times what
+10 Gbit/s Ethernet holds in flight."""
 LONG_BYTES = 1024 * 1024
-"""From here on it beats MPI's own all-reduce on Ethernet."""
-_LONGEST_S = 200e-6  # between two looks: 200 KB at 10 Gbit/s, little beside what leaves ahead
-_GIVEN, _SUMMED = 1, 2  # tags
+"""From this size on it beats MPI's own all-reduce on Ethernet."""
+_LONGEST_S = 200e-6  # between two polls: 200 KB at 10 Gbit/s, little compared to AHEAD
+_PART, _SUM = 1, 2  # tags
 
 
 class MessageCodec(Protocol):
-    """How parts of a vector lie in messages."""
+    """How parts of a vector are encoded in messages."""
 
     def nbytes(self, size: int) -> int:
         """Bytes for so many elements."""
 
-    def encode_part(self, part: Buffer, at: int, room: Bytes) -> Buffer:
-        """The message with this rank's part, which begins at element `at`; `room` may hold it."""
+    def encode_part(self, part: Buffer, at: int, scratch: Bytes) -> Buffer:
+        """The message with this rank's part, which begins at element `at`; may use `scratch`."""
 
-    def encode_sum(self, own: Buffer, at: int, room: Bytes) -> Buffer:
+    def encode_sum(self, own: Buffer, at: int, scratch: Bytes) -> Buffer:
         """The message with the sum of a part; `own` becomes what all ranks will read from it."""
 
     def read(self, message: Bytes, out: Buffer) -> None:
-        """Overwrite `out` by the part that the message holds."""
+        """Overwrite `out` with the part in the message."""
 
     def add(self, message: Bytes, out: Buffer) -> None:
-        """Add the part that the message holds to `out`."""
+        """Add the part in the message to `out`."""
 
 
 class Uncoded:
@@ -58,10 +59,10 @@ class Uncoded:
     def nbytes(self, size: int) -> int:
         return size * self._itemsize
 
-    def encode_part(self, part: Buffer, at: int, room: Bytes) -> Buffer:
+    def encode_part(self, part: Buffer, at: int, scratch: Bytes) -> Buffer:
         return part
 
-    def encode_sum(self, own: Buffer, at: int, room: Bytes) -> Buffer:
+    def encode_sum(self, own: Buffer, at: int, scratch: Bytes) -> Buffer:
         return own
 
     def read(self, message: Bytes, out: Buffer) -> None:
@@ -74,21 +75,21 @@ class Uncoded:
 class PipelinedAllreduce:
     """Sums vectors over all ranks, each of which is alone on its node.
 
-    The vector is cut in one slice per rank, and a slice in parts of one message each. For part
-    after part, a rank gives its own to the owner of each slice; adds up, in the order of ranks,
-    what the others give for its own slice, and sends them the sum; and takes the sums of the other
-    slices. Each of the three runs some messages behind the one before, all at the same time.
+    The vector is cut into one slice per rank, and a slice into parts of one message each. For each
+    part in turn, a rank sends its values to the owner of each slice; sums, in the order of ranks,
+    what the others sent for its own slice, and sends them the sum; and receives the sums of the
+    other slices. The three run concurrently, each some messages behind the one before.
     """
 
     def __init__(
-        self, world: World, dtype: npt.DTypeLike, coding: MessageCodec | None = None
+        self, world: World, dtype: npt.DTypeLike, codec: MessageCodec | None = None
     ) -> None:
         self._world = world
-        self._coding: MessageCodec = coding or Uncoded(dtype)
-        self._longest = _longest_part(self._coding)
+        self._codec: MessageCodec = codec or Uncoded(dtype)
+        self._longest = _longest_part(self._codec)
         self._peers = [rank for rank in range(world.size) if rank != world.rank]
         self._ahead = max(AHEAD // max(len(self._peers), 1), 1)
-        self._rooms: Bytes = np.empty((0, 0, 0, 0), np.uint8)
+        self._buffers: Bytes = np.empty((0, 0, 0, 0), np.uint8)
         self._total: Buffer = np.empty(self._longest, dtype)
 
     def slices(self, size: int) -> list[slice]:
@@ -98,120 +99,118 @@ class PipelinedAllreduce:
         return [slice(*pair) for pair in pairwise(edges)]
 
     def all_reduce(self, vector: Buffer) -> int:
-        """Overwrite every rank's vector by the sum; the bytes that went to other ranks."""
+        """Overwrite every rank's vector with the sum; return the bytes sent to other ranks."""
         slices = self.slices(vector.size)
         turns = -(-slices[0].stop // self._longest) if self._peers else 0
-        self._make_rooms(min(turns, 2 * self._ahead + 1))
-        given: deque[_Turn] = deque()
+        self._make_buffers(min(turns, 2 * self._ahead + 1))
+        sent_parts: deque[_Turn] = deque()
         summed: deque[_Turn] = deque()
         sent = 0
-        with np.errstate(over="ignore", invalid="ignore"):  # who computed such numbers has warned
+        with np.errstate(over="ignore", invalid="ignore"):  # numpy warned where they arose
             for number in range(turns + 2 * self._ahead):
                 if number < turns:
-                    given.append(self._give(vector, slices, number))
-                if number >= self._ahead and given:
-                    summed.append(self._add_up(given.popleft()))
+                    sent_parts.append(self._send_parts(vector, slices, number))
+                if number >= self._ahead and sent_parts:
+                    summed.append(self._sum_part(sent_parts.popleft()))
                 if number >= 2 * self._ahead and summed:
-                    sent += self._take(summed.popleft())
+                    sent += self._read_sums(summed.popleft())
         return sent
 
-    def _make_rooms(self, turns: int) -> None:
-        """Where messages lie while they are on their way; untouched memory costs nothing."""
-        if turns > len(self._rooms):
-            shape = (turns, len(_ROOMS), len(self._peers), MESSAGE_BYTES)
-            self._rooms = aligned_zeros(int(np.prod(shape)), np.uint8).reshape(shape)
+    def _make_buffers(self, turns: int) -> None:
+        """Memory for messages in transit; untouched memory costs nothing."""
+        if turns > len(self._buffers):
+            shape = (turns, _USES, len(self._peers), MESSAGE_BYTES)
+            self._buffers = aligned_zeros(int(np.prod(shape)), np.uint8).reshape(shape)
 
-    def _give(self, vector: Buffer, slices: list[slice], number: int) -> _Turn:
-        """Send the parts of one turn to their owners, and expect what comes for it."""
-        world, coding = self._world, self._coding
-        rooms = self._rooms[number % len(self._rooms)]
+    def _send_parts(self, vector: Buffer, slices: list[slice], number: int) -> _Turn:
+        """Send the parts of one turn to their owners, and post the receives of the turn."""
+        world, codec = self._world, self._codec
+        buffers = self._buffers[number % len(self._buffers)]
         parts = [_cut(piece, number, self._longest) for piece in slices]
-        turn = _Turn(vector, parts, rooms, [], [], [])
-        own = coding.nbytes(_length(parts[world.rank]))
+        turn = _Turn(vector, parts, buffers, [], [], [])
+        own = codec.nbytes(length(parts[world.rank]))
         for at, peer in enumerate(self._peers):
             if own:
-                turn.given.append(world.irecv(rooms[_TAKEN, at, :own], peer, _GIVEN))
-            if not _length(parts[peer]):
+                turn.parts_in.append(world.irecv(buffers[_PARTS_IN, at, :own], peer, _PART))
+            if not length(parts[peer]):
                 continue
-            message = rooms[_READ, at, : coding.nbytes(_length(parts[peer]))]
-            turn.summed.append(world.irecv(message, peer, _SUMMED))
+            message = buffers[_SUMS_IN, at, : codec.nbytes(length(parts[peer]))]
+            turn.sums_in.append(world.irecv(message, peer, _SUM))
             part = parts[peer]
-            message = coding.encode_part(vector[part], part.start, rooms[_OUT, at])
-            turn.leaving.append((message.nbytes, world.isend(message, peer, _GIVEN)))
+            message = codec.encode_part(vector[part], part.start, buffers[_PARTS_OUT, at])
+            turn.out.append((message.nbytes, world.isend(message, peer, _PART)))
         return turn
 
-    def _add_up(self, turn: _Turn) -> _Turn:
-        """Sum this rank's part of the turn, and send it to all."""
-        coding, rank = self._coding, self._world.rank
+    def _sum_part(self, turn: _Turn) -> _Turn:
+        """Sum this rank's own part of the turn, and send it to all."""
+        codec, rank = self._codec, self._world.rank
         part = turn.parts[rank]
-        if _length(part):
-            _wait_for(turn.given)
+        if length(part):
+            _wait_for(turn.parts_in)
             own = turn.vector[part]
-            taken = turn.rooms[_TAKEN, :, : coding.nbytes(own.size)]
-            self._sum_in_order(own, taken)
-            message = coding.encode_sum(own, part.start, turn.rooms[_OWN, 0])
+            received = turn.buffers[_PARTS_IN, :, : codec.nbytes(own.size)]
+            self._sum_in_order(own, received)
+            message = codec.encode_sum(own, part.start, turn.buffers[_SUM_OUT, 0])
             for peer in self._peers:
-                turn.leaving.append((message.nbytes, self._world.isend(message, peer, _SUMMED)))
+                turn.out.append((message.nbytes, self._world.isend(message, peer, _SUM)))
         return turn
 
-    def _sum_in_order(self, own: Buffer, taken: Bytes) -> None:
+    def _sum_in_order(self, own: Buffer, received: Bytes) -> None:
         rank = self._world.rank
         if rank < 2:  # a + b is b + a
-            for message in taken:
-                self._coding.add(message, own)
+            for message in received:
+                self._codec.add(message, own)
             return
         total = self._total[: own.size]
-        self._coding.read(taken[0], total)
-        for message in taken[1:rank]:
-            self._coding.add(message, total)
+        self._codec.read(received[0], total)
+        for message in received[1:rank]:
+            self._codec.add(message, total)
         total += own
-        for message in taken[rank:]:
-            self._coding.add(message, total)
+        for message in received[rank:]:
+            self._codec.add(message, total)
         own[:] = total
 
-    def _take(self, turn: _Turn) -> int:
-        """Read the sums of the other ranks' parts; the bytes that this rank sent in the turn."""
-        _wait_for([pending for _, pending in turn.leaving])  # they may lie in the vector
-        _wait_for(turn.summed)
+    def _read_sums(self, turn: _Turn) -> int:
+        """Read the sums of the other ranks' parts; return the bytes sent in this turn."""
+        _wait_for([pending for _, pending in turn.out])  # they may be parts of the vector
+        _wait_for(turn.sums_in)
         for at, peer in enumerate(self._peers):
             part = turn.vector[turn.parts[peer]]
             if part.size:
-                self._coding.read(turn.rooms[_READ, at, : self._coding.nbytes(part.size)], part)
-        return sum(nbytes for nbytes, _ in turn.leaving)
+                self._codec.read(turn.buffers[_SUMS_IN, at, : self._codec.nbytes(part.size)], part)
+        return sum(nbytes for nbytes, _ in turn.out)
 
 
 class _Turn(NamedTuple):
-    """A part of each slice, and its messages."""
+    """One part of each slice, and its messages."""
 
     vector: Buffer
     parts: list[slice]
-    rooms: Bytes
-    given: list[Pending]
-    summed: list[Pending]
-    leaving: list[tuple[int, Pending]]
+    buffers: Bytes
+    parts_in: list[Pending]
+    sums_in: list[Pending]
+    out: list[tuple[int, Pending]]
+    """Bytes and state of each message that this rank sends."""
 
 
-_ROOMS = _OUT, _TAKEN, _OWN, _READ = range(4)
+_USES = 4
+_PARTS_OUT, _PARTS_IN, _SUM_OUT, _SUMS_IN = range(_USES)
 
 
 def _wait_for(messages: list[Pending]) -> None:
-    patience = Backoff(_LONGEST_S, yields=0, shortest_s=_LONGEST_S / 4)
+    backoff = Backoff(_LONGEST_S, yields=0, shortest_s=_LONGEST_S / 4)
     for message in messages:
         while not message.done():
-            patience.pause()
+            backoff.pause()
 
 
-def _longest_part(coding: MessageCodec) -> int:
-    """Elements of the longest part, in whole blocks of a format that has a scale for each."""
+def _longest_part(codec: MessageCodec) -> int:
+    """Elements of the longest part: whole blocks, for formats with a scale per block."""
     return max(
-        n for n in range(BLOCK, MESSAGE_BYTES + 1, BLOCK) if coding.nbytes(n) <= MESSAGE_BYTES
+        n for n in range(BLOCK, MESSAGE_BYTES + 1, BLOCK) if codec.nbytes(n) <= MESSAGE_BYTES
     )
 
 
 def _cut(piece: slice, number: int, longest: int) -> slice:
     start = min(piece.start + number * longest, piece.stop)
     return slice(start, min(start + longest, piece.stop))
-
-
-def _length(piece: slice) -> int:
-    return int(piece.stop - piece.start)

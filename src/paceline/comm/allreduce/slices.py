@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -33,19 +33,10 @@ def owner_slices(size: int, itemsize: int, owners: int) -> list[slice]:
     return [owner_slice(size, itemsize, owners, owner) for owner in range(owners)]
 
 
-def chunks(piece: slice, longest: int) -> Iterator[slice]:
-    """Cut a slice into chunks of at most so many elements.
-
-    >>> list(chunks(slice(3, 8), 4))
-    [slice(3, 7, None), slice(7, 8, None)]
-    """
-    for first in range(piece.start, piece.stop, longest):
-        yield slice(first, min(first + longest, piece.stop))
-
-
 def add_in_order(rows: Sequence[Buffer], out: Buffer) -> None:
-    """Overwrite `out` with the sum of the rows, added in their order so that all ranks get the
-    same bits. `out` may be one of the first two rows, but no later one.
+    """Overwrite `out` with the sum of the rows, added in their order: all ranks get the same bits.
+
+    `out` may be one of the first two rows, but no later one.
 
     >>> total = np.empty(2)
     >>> add_in_order([np.array([1.0, 2.0]), np.array([3.0, 4.0]), np.array([5.0, 6.0])], total)

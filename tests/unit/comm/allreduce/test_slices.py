@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from paceline.comm.allreduce.slices import add_in_order, chunks, owner_slice, owner_slices
+from paceline.comm.allreduce.slices import add_in_order, owner_slice, owner_slices
 from paceline.core.vectors import ALIGNMENT_BYTES
 
 
@@ -23,11 +23,6 @@ def test_slices_cover_a_vector_and_begin_on_cache_lines(size, itemsize, owners):
 
 def test_a_rank_that_owns_nothing_gets_an_empty_slice():
     assert owner_slice(100, 4, owners=2, owner=2) == slice(100, 100)
-
-
-def test_chunks_of_a_slice():
-    assert list(chunks(slice(5, 5), 3)) == []
-    assert list(chunks(slice(2, 9), 3)) == [slice(2, 5), slice(5, 8), slice(8, 9)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5])

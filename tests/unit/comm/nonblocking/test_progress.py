@@ -92,8 +92,8 @@ def test_a_time_out_breaks_its_queue_alone(progress):
     progress.submit(stuck)
     progress.submit(behind)
     assert progress.wait(behind, 10)
-    assert str(stuck.error) == "op: waited 0.1 s in vain, and its timeout is over"
-    assert "nothing more runs, for op: waited 0.1 s" in str(behind.error)
+    assert str(stuck.error) == "op: timed out after 0.1 s"
+    assert "not started, because op: timed out after 0.1 s" in str(behind.error)
     assert len(progress._lost) == 1  # MPI may still write to its buffers
     progress.run(beside := make(other.steps(), Queue()))
     assert beside.error is None
@@ -192,7 +192,7 @@ def test_nothing_under_way_looks_at_nothing(progress):
     gate.open = True
     progress.submit(work := make(gate.steps()))
     assert work.over.wait(10)
-    looks, plain = [], progress._look
-    progress._look = lambda: looks.append(1) or plain()
+    looks, plain = [], progress._poll
+    progress._poll = lambda: looks.append(1) or plain()
     time.sleep(0.1)
     assert not looks
