@@ -1,6 +1,6 @@
-"""Which GPUs this node has, and which of them this rank takes.
+"""Which GPUs this node has, and which of them this rank gets.
 
-Nothing here loads a framework: a rank must have its GPU before one looks for them.
+Nothing here loads a framework: a rank must have its GPU before a framework looks for GPUs.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 from paceline.cluster.detect import Environment
 
 SWITCH = "PACELINE_ASSIGN_GPUS"
-"""The variable that, set to 0, leaves every rank all GPUs that it sees."""
+"""The variable that, set to 0, lets every rank see all GPUs."""
 
 _CUDA, _HIP, _ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 _NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
@@ -24,8 +24,8 @@ _TIMEOUT_S = 5.0
 def find_gpus(env: Mapping[str, str] = os.environ, root: Path = _ROOT) -> tuple[str, ...]:
     """The GPUs that this process may use, by index or by name.
 
-    What the environment says counts; where it is silent, what NVIDIA's driver shows. GPUs of other
-    makers are known by the environment only.
+    The environment decides; where it says nothing, NVIDIA's driver. GPUs of other makers are known
+    by the environment only.
 
     >>> find_gpus({"CUDA_VISIBLE_DEVICES": "2,MIG-7f3a"})
     ('2', 'MIG-7f3a')
@@ -34,14 +34,14 @@ def find_gpus(env: Mapping[str, str] = os.environ, root: Path = _ROOT) -> tuple[
     return _read_list(env[variable]) if variable in env else _look(env, root)
 
 
-def deal(visible: Sequence[str], local_rank: int, local_size: int) -> tuple[str, ...]:
-    """The GPUs of one rank among those of its node: one each, in turn, and again from the first.
+def share_of_gpus(visible: Sequence[str], local_rank: int, local_size: int) -> tuple[str, ...]:
+    """The GPUs of one rank among those of its node: one each, round robin.
 
-    One GPU each also where there are more of them: a replica trains on one device, so others would
-    stay idle in any case, and each would cost the memory of a context. A rank that has its node
-    to itself keeps all: there is nobody to share with, and its program may know what to do.
+    One each also if there are more: a replica trains on one device, so the others would stay idle
+    anyway, and each would cost the memory of a context. A rank that has its node to itself keeps
+    all: there is nobody to share with, and its program may use several.
 
-    >>> [deal(["0", "1"], rank, 3) for rank in range(3)]
+    >>> [share_of_gpus(["0", "1"], rank, 3) for rank in range(3)]
     [('0',), ('1',), ('0',)]
     """
     if local_size == 1 or len(visible) < 2:
@@ -52,34 +52,34 @@ def deal(visible: Sequence[str], local_rank: int, local_size: int) -> tuple[str,
 def assign_gpus(
     environment: Environment, env: MutableMapping[str, str] = os.environ, root: Path = _ROOT
 ) -> None:
-    """Let this rank see its own GPU alone; call it before a framework looks for GPUs.
+    """Make only its own GPU visible to this rank; call it before a framework looks for GPUs.
 
-    Where one is visible nothing changes: the launcher or the scheduler has dealt them, or this
-    was called before. Nothing changes either for a process that is no rank, or does not know
-    which of its node's it is, nor with PACELINE_ASSIGN_GPUS=0.
+    If one is visible nothing changes: the launcher or the scheduler has assigned them, or this
+    was called before. Nothing changes either for a process that is no rank or does not know its
+    local rank, nor with PACELINE_ASSIGN_GPUS=0.
     """
     if not environment.launched or environment.local_rank is None or env.get(SWITCH) == "0":
         return
     visible = find_gpus(env, root)
-    # Where the ranks of the node are not told, there may be as many as there are ranks at all.
+    # If the number of ranks on the node is unknown, it may be that of all ranks.
     neighbours = environment.local_size or environment.size
-    mine = deal(visible, environment.local_rank, neighbours)
+    mine = share_of_gpus(visible, environment.local_rank, neighbours)
     if mine != visible:
         env.update(dict.fromkeys(_variables(env), ",".join(mine)))
 
 
 def _variables(env: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables that tell which GPUs are visible, and are to be changed.
+    """The variables that select the visible GPUs, and that we change.
 
-    AMD's runtime heeds HIP's and CUDA's, and counts within what ROCR's leaves: where one of them is
-    set, ROCR's must stay as it is.
+    AMD's runtime reads HIP's and CUDA's, and counts within those that ROCR's leaves: if one of them
+    is set, ROCR's must stay as it is.
     """
     upper = tuple(name for name in (_HIP, _CUDA) if name in env)
     return upper or ((_ROCR,) if _ROCR in env else (_CUDA,))
 
 
 def _read_list(text: str) -> tuple[str, ...]:
-    """The devices of a list; as CUDA does, up to the first that is none: -1 hides all others."""
+    """The devices of a list, up to the first invalid one, as in CUDA: -1 hides all others."""
     names: list[str] = []
     for part in text.split(","):
         if not _NAME.fullmatch(part.strip()):
@@ -89,7 +89,7 @@ def _read_list(text: str) -> tuple[str, ...]:
 
 
 def _look(env: Mapping[str, str], root: Path) -> tuple[str, ...]:
-    """Indices of the GPUs that NVIDIA's driver shows. Without one this costs two looks at folders.
+    """Indices of the GPUs that NVIDIA's driver shows. Without a driver this lists two folders.
 
     A container may see all GPUs of its host in /proc, and have the device files of a few.
     """
@@ -99,7 +99,7 @@ def _look(env: Mapping[str, str], root: Path) -> tuple[str, ...]:
         return _indices(min(known, files or known))
     if not files:
         return ()
-    # The driver is old or hides its list: its own tool knows which of the files can be used.
+    # The driver is old or hides its list: its own tool knows which of the files are usable.
     listed = _count_listed(env)
     return _indices(files if listed is None else listed)
 
@@ -109,7 +109,7 @@ def _indices(count: int) -> tuple[str, ...]:
 
 
 def _count_listed(env: Mapping[str, str]) -> int | None:
-    """The GPUs that `nvidia-smi -L` lists; `None` if it is not here or does not answer."""
+    """The GPUs that `nvidia-smi -L` lists; None if it is absent or does not answer."""
     tool = shutil.which("nvidia-smi", path=env.get("PATH"))
     if tool is None:
         return None
@@ -124,6 +124,6 @@ def _count_listed(env: Mapping[str, str]) -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # A GPU that is cut into MIG instances has lines of theirs, set in, below its own.
+    # MIG instances of a GPU have lines of their own, indented below it.
     found = re.findall(r"^GPU \d+:", answer.stdout, flags=re.MULTILINE)
     return len(found) if answer.returncode == 0 else None

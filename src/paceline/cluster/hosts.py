@@ -35,8 +35,8 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
 def read_hostfile(path: Path) -> tuple[Host, ...]:
     """Read a file with a host per line: `a`, `a 16`, `a:16` or `a slots=16`; # begins a comment.
 
-    A host that stands on several lines, as in the machine files of some schedulers, takes the
-    ranks of all of them.
+    A host on several lines, as in the machine files of some schedulers, takes the ranks of all of
+    them.
     """
     try:
         text = path.read_text()

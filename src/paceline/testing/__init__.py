@@ -1,4 +1,4 @@
-"""Faults at a chosen rank and step, to try how a program bears them."""
+"""Inject faults at a chosen rank and step, to test how a program handles them."""
 
 from paceline.testing.faults import Fault
 from paceline.testing.inject import Inject

@@ -19,7 +19,7 @@ _FORM = (
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong once; see `Inject` for what each kind does.
+    """One fault that occurs once; see `Inject` for what each kind does.
 
     >>> Fault.parse("delay:rank=1,step=5,seconds=0.5")
     Fault(kind='delay', rank=1, step=5, seconds=0.5, code=0)
@@ -33,7 +33,7 @@ class Fault:
     seconds: float = 2.0
     """How long a delay lasts."""
     code: int = 0
-    """What to exit with."""
+    """The exit code of an exit."""
 
     def __post_init__(self) -> None:
         wrong = list(self._wrong())
@@ -42,7 +42,7 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Read a fault as a command line gives it, for example "sigkill:rank=1,step=5"."""
+        """Read a fault from a command line, for example "sigkill:rank=1,step=5"."""
         kind, _, rest = text.partition(":")
         values: dict[str, Any] = {}
         wrong = []

@@ -1,4 +1,4 @@
-"""Faults that strike a run from inside, at the rank and the step that were chosen."""
+"""Inject faults into a run, at a chosen rank and step."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 _SILENCE_S = 3600.0
 _PIECE_S = 0.1
-"""Of a silence: how soon a rank in it hears that the others were ended."""
+"""How soon a silent rank notices that the others were ended."""
 
 _log = logging.getLogger("paceline.testing")
 
 
 class Inject(Callback):
-    """Lets faults happen in a run: `Trainer(..., callbacks=[Inject(Fault("nan", 1, step=5))])`.
+    """Injects faults into a run: `Trainer(..., callbacks=[Inject(Fault("nan", 1, step=5))])`.
 
-    Each strikes once, on its rank, and says so in the log. After the step:
+    Each occurs once, on its rank, and is logged. After the step:
 
     - `exception` raises a RuntimeError, `exit` exits with `code`;
     - `sigkill` and `sigstop` send this process that signal;
-    - `disk-full`: this process can write no file any more, of any size. It is the limit of file
-      sizes that is set to 0, so the error is EFBIG ("File too large"), not ENOSPC; what is
-      already written stays, and pipes and memory are as they were.
+    - `disk-full`: this process can no longer write to files. It sets the limit of file sizes to
+      0, so the error is EFBIG ("File too large"), not ENOSPC; what is already written stays, and
+      pipes and memory are not affected.
 
     In the step:
 
     - `nan`: the loss of the batch is NaN;
     - `delay` sleeps for `seconds` before the step;
-    - `drop`: the first message that this rank dispatches in the step never leaves. Where it
-      dispatches none (sums and barriers are MPI's, or in the node's memory), the rank falls silent
-      after the step instead, as if what it had to say were lost.
+    - `drop`: the first message that this rank sends in the step is lost. If it sends none (sums
+      and barriers are MPI's, or in the node's memory), the rank falls silent after the step
+      instead, as if its messages were lost.
 
-    Steps are those of the rank itself, so only ranks that train meet a fault. A run that goes on
-    from a checkpoint before the step meets it again.
+    Steps are those of the rank itself, so only ranks that train have faults. A run that resumes
+    from a checkpoint before the step has the fault again.
     """
 
     def __init__(self, *faults: Fault) -> None:
@@ -95,7 +95,7 @@ def _refuse_files() -> None:
 
 
 def _spoil_loss(replica: Any) -> None:
-    """Let the next loss of the replica be NaN."""
+    """Make the next loss of the replica NaN."""
     plain = replica.gradients
 
     def gradients(*args: Any, **kwargs: Any) -> float:
@@ -107,26 +107,26 @@ def _spoil_loss(replica: Any) -> None:
 
 
 class _Trap:
-    """Loses the first message that is dispatched while it is open."""
+    """Loses the first message that is sent while it is open."""
 
     def __init__(self, world: Any) -> None:
         self._world, self._plain = world, world.isend
         self._caught = False
-        world.isend = self._dispatch
+        world.isend = self._isend
 
-    def _dispatch(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
+    def _isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
         self._world.isend = self._plain
         self._caught = True
         return _Lost(self._world.rank)
 
     def close(self) -> bool:
-        """Let messages go again; whether one was lost."""
+        """Stop losing messages; return whether one was lost."""
         self._world.isend = self._plain
         return self._caught
 
 
 class _Lost:
-    """A message that its sender takes for gone."""
+    """A message that its sender takes for sent."""
 
     def __init__(self, source: int) -> None:
         self.source = source
@@ -135,11 +135,11 @@ class _Lost:
         return True
 
     def cancel(self) -> None:
-        """It is nowhere."""
+        """There is nothing to cancel."""
 
 
 def _fall_silent(world: World) -> None:
-    """Do nothing, and make no sound, until this process is ended."""
+    """Do nothing and send nothing until this process is ended."""
     end = time.monotonic() + _SILENCE_S
     while time.monotonic() < end:
         time.sleep(_PIECE_S)

@@ -2,7 +2,7 @@ import pytest
 from support.gpu_nodes import a_node
 
 from paceline.cluster.detect import Environment
-from paceline.cluster.gpus import assign_gpus, deal, find_gpus
+from paceline.cluster.gpus import assign_gpus, find_gpus, share_of_gpus
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 
@@ -49,7 +49,9 @@ def test_without_a_list_the_driver_is_looked_at(tmp_path, known, files, expected
     ],
 )
 def test_the_ranks_of_a_node_get_gpus_in_turn(visible, ranks, expected):
-    assert [deal(visible, rank, ranks) for rank in range(ranks)] == list(map(tuple, expected))
+    assert [share_of_gpus(visible, rank, ranks) for rank in range(ranks)] == list(
+        map(tuple, expected)
+    )
 
 
 @pytest.mark.parametrize(

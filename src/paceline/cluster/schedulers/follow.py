@@ -1,7 +1,7 @@
 """Wait for a job: show its log as it grows, and find out how it ended.
 
-The script leaves its exit code in a file when it gets to its end. A job that is killed leaves none:
-then the scheduler is asked. A job that goes back into the queue is waited for again.
+The script writes its exit code to a file at its end. A job that is killed leaves none: then the
+scheduler is asked. A job that is requeued is followed again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _PIECE_BYTES = 65536
 
 @dataclass(frozen=True)
 class PollTimes:
-    """How often to look, in seconds, and when to give up."""
+    """How often to poll, in seconds, and when to give up."""
 
     log_s: float = 0.5
     state_s: float = 5.0
     linger_s: float = 15.0
-    """File systems may show the exit code of another node that late."""
+    """Network file systems may show another node's exit code this late."""
     silence_s: float = 1800.0
-    """A scheduler that is restarted may say nothing for so long."""
+    """A scheduler that is restarted may be silent for this long."""
     sleep: Callable[[float], None] = time.sleep
     clock: Callable[[], float] = time.monotonic
 
@@ -39,33 +39,33 @@ def follow(
     write: Callable[[bytes], object],
     say: Callable[[str], object],
     ask: Ask = ask_scheduler,
-    pace: PollTimes | None = None,
+    poll: PollTimes | None = None,
 ) -> int:
     """Wait until the job has ended and return its exit code; of an array, the first that is not 0.
 
-    What the job writes goes to `write`, what happens to it to `say`.
+    The job's output goes to `write`, news about it to `say`.
     """
-    watched = _Watched(job, scheduler, say, ask, pace or PollTimes())
+    watched = _JobWatch(job, scheduler, say, ask, poll or PollTimes())
     log = _Tail(job.log(), write)
     while True:
         ended = watched.look()
-        log.pass_on()
+        log.forward()
         if watched.successor is not None:
-            return follow(watched.successor, scheduler, write, say, ask, pace)
+            return follow(watched.successor, scheduler, write, say, ask, poll)
         if ended is not None:
             return ended
-        watched.pace.sleep(watched.pace.log_s)
+        watched.poll.sleep(watched.poll.log_s)
 
 
 @dataclass
-class _Watched:
+class _JobWatch:
     """One job, and what is known of it."""
 
     job: Submitted
     scheduler: Scheduler
     say: Callable[[str], object]
     ask: Ask
-    pace: PollTimes
+    poll: PollTimes
     successor: Submitted | None = None
     _codes: dict[int | None, int] = field(default_factory=dict)
     _state: State = field(default_factory=lambda: State("unknown"))
@@ -74,10 +74,10 @@ class _Watched:
     _ended_s: float | None = None
 
     def look(self) -> int | None:
-        """Look once; the exit code if the job has ended."""
-        now = self.pace.clock()
+        """Poll once; return the exit code if the job has ended."""
+        now = self.poll.clock()
         complete = self._read_codes()
-        pause_s = self.pace.log_s if complete else self.pace.state_s
+        pause_s = self.poll.log_s if complete else self.poll.state_s
         if self._asked_s is None or now - self._asked_s >= pause_s:
             self._asked_s = now
             self._take(self.scheduler.read_state(self.job.id, self.ask), now)
@@ -95,20 +95,20 @@ class _Watched:
         if state.kind == "stuck":
             why = explain_stuck(self.scheduler, state, self.ask)
             stop = stop_command(self.scheduler, self.job)
-            raise LaunchError(f"job {self.job.id} cannot go on: {why}. Stop it: {stop}")
+            raise LaunchError(f"job {self.job.id} cannot start: {why}. Stop it: {stop}")
         if self._heard_s is None or state.kind != "unknown":
             self._heard_s = now
-        elif now - self._heard_s > self.pace.silence_s:
+        elif now - self._heard_s > self.poll.silence_s:
             raise LaunchError(
-                f"{self.scheduler.TITLE} has not said for {now - self._heard_s:.0f} s where job "
-                f"{self.job.id} is; its log is {self.job.log()}"
+                f"{self.scheduler.TITLE} has not reported for {now - self._heard_s:.0f} s on job "
+                f"{self.job.id}; its log is {self.job.log()}"
             )
         if state.detail and state.detail != self._state.detail:
             self.say(f"paceline: job {self.job.id} is {state.detail}\n")
         self._state = state
 
     def _read_codes(self) -> bool:
-        """Take in the exit codes that are there; True when there are all."""
+        """Read the exit codes that are there; True when all are."""
         if not self.job.tasks:
             code = _read_number(self.job.exit_file())
             self._codes = {} if code is None else {None: code}
@@ -124,25 +124,25 @@ class _Watched:
         return len(self._codes) == self.job.tasks
 
     def _without_file(self, now: float) -> int | None:
-        """The job is over and has left no exit code, or not yet."""
+        """The job has ended and left no exit code, or none that is visible yet."""
         self._ended_s = now if self._ended_s is None else self._ended_s
-        if now - self._ended_s < self.pace.linger_s:
+        if now - self._ended_s < self.poll.linger_s:
             return None
-        told = self._state.detail or "it has ended"
+        state = self._state.detail or "it has ended"
         self.say(
             f"paceline: job {self.job.id} left no exit code in {self.job.run_dir}: it was killed, "
-            f"or its nodes do not share that directory; {self.scheduler.TITLE} says: {told}\n"
+            f"or its nodes do not share that directory; {self.scheduler.TITLE} says: {state}\n"
         )
         return 1 if self._state.code is None else self._state.code
 
 
 class _Tail:
-    """Passes on what is new in a file."""
+    """Forwards what is appended to a file."""
 
     def __init__(self, path: Path, write: Callable[[bytes], object]) -> None:
         self._path, self._write, self._at = path, write, 0
 
-    def pass_on(self) -> None:
+    def forward(self) -> None:
         with suppress(FileNotFoundError), self._path.open("rb") as file:
             file.seek(self._at)
             while piece := file.read(_PIECE_BYTES):
@@ -157,12 +157,12 @@ def stop_command(scheduler: Scheduler, job: Submitted) -> str:
 
 
 def explain_stuck(scheduler: Scheduler, state: State, ask: Ask = ask_scheduler) -> str:
-    """Why a job will not start, and what to ask for instead."""
+    """Why a job will not start, and what to request instead."""
     return f"it is {state.detail}. {advise(scheduler, state.detail, ask)}"
 
 
 def _read_number(path: Path) -> int | None:
-    """The number in a file; None while the file is not there or not written yet."""
+    """The number in a file; None until it is written."""
     try:
         text = path.read_text(errors="replace").strip()
     except OSError:

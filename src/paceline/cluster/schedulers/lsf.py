@@ -1,6 +1,7 @@
-"""LSF: bsub, bjobs, bkill. Its scripts have not met a real cluster yet.
+"""LSF: bsub, bjobs, bkill. Not tested on a real cluster yet.
 
-A slot stands for a core: so many slots are asked for as the ranks have threads.
+A slot stands for a core: a job requests as many slots as its ranks have threads. A task that
+`blaunch` started is no rank by itself: it is how mpirun reaches other hosts.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def detect(env: Mapping[str, str]) -> Environment | None:
 
 
 def _add_up_slots(env: Mapping[str, str]) -> int:
-    """The slots of `host 4 other 4`; 1 where nothing is told."""
+    """The slots of `host 4 other 4`; 1 if the variable is not set."""
     counts = env.get(_SLOTS_PER_HOST, "").split()[1::2]
     if not all(count.isdecimal() for count in counts):
         raise refuse_value(env, _SLOTS_PER_HOST, "hosts and their slots as in 'n1 4 n2 4'")
@@ -115,8 +116,8 @@ def fill_in(request: JobRequest, ask: Ask) -> JobRequest:
 
 
 def check(request: JobRequest) -> list[str]:
-    """Names that LSF would take for a pattern, an array or two words."""
-    rule = "letters, digits and any of _ . + -, as LSF has it"
+    """Names that LSF would read as a pattern, an array or two words."""
+    rule = "letters, digits and any of _ . + -, for LSF"
     return [
         fault(name, value, rule)
         for name, value in named(request)
@@ -136,7 +137,7 @@ def read_id(said: str) -> str | None:
 
 
 def read_state(job: str, ask: Ask) -> State:
-    """bjobs knows a job for an hour or so after its end; of an array it tells every task."""
+    """bjobs knows a job for about an hour after its end; of an array it lists every task."""
     answer = ask(("bjobs", "-noheader", "-o", "stat exit_code", job))
     if answer.code is None:
         return State("unknown")

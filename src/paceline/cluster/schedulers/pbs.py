@@ -1,7 +1,7 @@
-"""PBS (OpenPBS, PBS Pro): qsub, qstat, qdel. Its scripts have not met a real cluster yet.
+"""PBS (OpenPBS, PBS Pro): qsub, qstat, qdel. Not tested on a real cluster yet.
 
-PBS does not warn a job of its time limit, and a user may not requeue a job: so the script sends
-the warning, and hands in its successor, whose number it leaves in `job-ID.next`.
+PBS does not warn a job of its time limit, and users may not requeue jobs: so the script sends the
+warning, and submits its successor, whose id it writes to `job-ID.next`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ _NAME = r"[A-Za-z0-9_][\w.+-]{0,229}"
 def detect(env: Mapping[str, str]) -> Environment | None:
     if "PBS_JOBID" not in env:
         return None
-    # PBS_NP is Torque's. PBS Pro has a line for each rank in a file. NCPUS is last: it tells the
+    # PBS_NP is Torque's. PBS Pro has a line for each rank in a file. NCPUS is last: it counts the
     # processors of the first host only, and they may be meant for threads.
     size = read_count(env, "PBS_NP") or _count_lines(env) or read_count(env, "NCPUS") or 1
     return describe_script("pbs-batch", size)
@@ -112,8 +112,8 @@ def fill_in(request: JobRequest, ask: Ask) -> JobRequest:
 
 
 def check(request: JobRequest) -> list[str]:
-    """Names that are none for PBS; it cannot quote them in directives."""
-    rule = "letters, digits and any of _ . + -, as PBS has it"
+    """Names that PBS refuses; its directives have no quoting."""
+    rule = "letters, digits and any of _ . + -, for PBS"
     return [
         fault(name, value, rule)
         for name, value in named(request)
@@ -123,7 +123,7 @@ def check(request: JobRequest) -> list[str]:
 
 def render(request: JobRequest) -> str:
     """Directives and the common script; paths are left to the script, which can quote them."""
-    if request.tasks:  # one task of an array cannot be handed in again
+    if request.tasks:  # one task of an array cannot be submitted again
         request = replace(request, requeue=0)
     dialect = replace(_DIALECT, requeue=_successor(request))
     return write_script((f"#PBS {line}" for line in _options(request)), request, dialect)
@@ -136,7 +136,7 @@ def read_id(said: str) -> str | None:
 
 
 def read_state(job: str, ask: Ask) -> State:
-    """`-x` shows jobs that have ended, too, where the site keeps a history."""
+    """`-x` also shows jobs that have ended, if the site keeps a history."""
     answer = ask(("qstat", "-x", "-f", job))
     if answer.code is None:
         return State("unknown")
@@ -160,7 +160,7 @@ def _shell_code(status: int) -> int:
 
 
 def _successor(request: JobRequest) -> tuple[str, ...]:
-    # What is said here replaces the directive.
+    # This -v replaces that of the directives.
     passed = ",".join(["PACELINE_REQUEUES", *request.passed])
     return (
         'export PACELINE_REQUEUES="$((restarts + 1))"',

@@ -1,4 +1,4 @@
-"""What is asked of a scheduler: resources, and the command to run with them."""
+"""What a job requests from a scheduler: resources, and the command to run with them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paceline.errors import ConfigError
 SCRIPT = "job.sh"
 """The name of the script in the run directory."""
 UNTRIED = "Its scripts are tested against recorded ones, but not on a real cluster yet. "
-"""For the help of schedulers that we had no cluster of."""
+"""In the help of schedulers that we have no cluster of."""
 _USUAL_SAVING_S = 90
 
 
@@ -25,7 +25,7 @@ class JobRequest:
     command: tuple[str, ...]
     """What follows `python -m paceline`."""
     run_dir: Path
-    """Where script, log and exit code lie."""
+    """Where script, log and exit code are."""
     directory: Path
     """Where the command runs."""
     python: str
@@ -36,7 +36,7 @@ class JobRequest:
     memory_per_rank: int | None = None
     """Megabytes."""
     time: int | None = None
-    """Seconds; without it the scheduler's own limit holds."""
+    """Seconds; without it the scheduler's own limit applies."""
     save_time: int | None = None
     """Seconds before that limit at which the job is told to save."""
     queue: str | None = None
@@ -44,17 +44,17 @@ class JobRequest:
     gpus_per_node: int | None = None
     modules: tuple[str, ...] = ()
     env: tuple[tuple[str, str | None], ...] = ()
-    """Variables of the job; without a value, those that it is submitted with."""
+    """Variables of the job; one without a value has that of the submitting shell."""
     requeue: int = 0
-    """How often the job may go back into the queue after it has saved."""
+    """How often the job may be requeued after it has saved."""
     after: tuple[str, ...] = ()
-    """Jobs that must have ended well before this one starts."""
+    """Jobs that must succeed before this one starts."""
     extra: tuple[str, ...] = ()
-    """Directives in the scheduler's own words."""
+    """Directives in the scheduler's own syntax."""
     pe: str | None = None
     """The parallel environment of Grid Engine."""
     tasks: tuple[tuple[str, ...], ...] = ()
-    """The words that each task of an array adds to the command; empty for a single job."""
+    """The arguments that each task of an array adds to the command; empty for a single job."""
 
     @property
     def ranks(self) -> int:
@@ -71,12 +71,12 @@ class JobRequest:
 
     @property
     def passed(self) -> list[str]:
-        """The variables whose values the scheduler brings along, and the script does not tell."""
+        """The variables whose values the scheduler passes on, and the script does not contain."""
         return [name for name, value in self.env if value is None]
 
     @property
     def warning_s(self) -> int:
-        """How long before the time limit the job is told to save: short jobs have less to lose."""
+        """How long before the time limit the job is told to save: less for short jobs."""
         if self.save_time is not None:
             return self.save_time
         return _USUAL_SAVING_S if self.time is None else min(_USUAL_SAVING_S, self.time // 5)
@@ -85,9 +85,9 @@ class JobRequest:
 def make_request(
     given: Mapping[str, Any], fixed: Mapping[str, Any], check: Callable[[JobRequest], list[str]]
 ) -> JobRequest:
-    """A request from options as they were typed, and from what is known already.
+    """A request from options as they were typed, and from values known already.
 
-    `check` tells what the scheduler in question cannot take. All faults are reported at once.
+    `check` lists what the scheduler in question would refuse. All faults are reported at once.
     """
     values: dict[str, Any] = dict(fixed)
     faults: list[str] = []
@@ -107,7 +107,7 @@ def make_request(
 
 
 def option(name: str) -> str:
-    """How the command line calls a field.
+    """The command-line option of a field.
 
     >>> option("ranks_per_node"), option("modules")
     ('--ranks-per-node', '--module')
@@ -116,7 +116,7 @@ def option(name: str) -> str:
 
 
 def fault(name: str, value: object, expected: str) -> str:
-    """One sentence on a field that cannot be as it is.
+    """One sentence about a field with a wrong value.
 
     >>> fault("queue", "a b", "a name without spaces")
     "--queue is 'a b', expected: a name without spaces"
@@ -125,7 +125,7 @@ def fault(name: str, value: object, expected: str) -> str:
 
 
 def named(request: JobRequest) -> Iterator[tuple[str, str]]:
-    """The fields that directives carry as text, and their values."""
+    """The fields that directives hold as text, and their values."""
     for name in ("name", "queue", "account", "pe"):
         value = getattr(request, name)
         if value is not None:
@@ -137,8 +137,8 @@ def _contradictions(request: JobRequest) -> Iterator[str]:
         yield "--save-time counts back from the time limit: give --time, too"
     elif request.time is not None and request.warning_s >= request.time:
         yield (
-            f"--save-time is {request.save_time} s and --time {request.time} s: nothing is left to "
-            "train in; expected: a --save-time below --time"
+            f"--save-time is {request.save_time} s and --time {request.time} s: no time is left "
+            "to train; expected: a --save-time below --time"
         )
 
 
@@ -205,4 +205,4 @@ _READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "after": (_ids, "numbers of jobs with commas between them"),
     "extra": (_each(_line), "one directive on one line, as the scheduler writes it"),
 }
-"""How each option is read, and what it should have been if it cannot be."""
+"""How each option is parsed, and what it should be if it cannot be."""

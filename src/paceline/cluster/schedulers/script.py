@@ -1,8 +1,8 @@
 """The part of a job script that is the same for all schedulers: plain bash.
 
-A scheduler warns a job before its time is over. The script passes that on to Paceline, which saves
-and ends with code 75; then the script lets the scheduler start the job again, and so it does when a
-host was lost. A job that somebody cancels saves, too, where there is time for it, but stays ended.
+A scheduler warns a job before its time limit. The script forwards the warning to Paceline, which
+saves and ends with code 75; then the script has the scheduler start the job again, as it does when
+a host was lost. A job that is cancelled saves, too, if there is time, but is not started again.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from paceline.errors import HOST_LOST, SAVED
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptDialect:
-    """What the script has to know of its scheduler, as bash."""
+    """What the script must know about its scheduler, as bash."""
 
     by_hand: str
     """How a person would submit the script by hand."""
     job: str
-    """The number of the job."""
+    """The id of the job."""
     task: str
     """The number of the task in the array."""
     warnings: str
-    """Signals that come before the time limit."""
+    """Signals that are sent before the time limit."""
     cancels: str
-    """Signals that come when the job is cancelled."""
+    """Signals that are sent when the job is cancelled."""
     signals: str
-    """What the comment on them says."""
+    """The comment about them."""
     restarts: str
-    """How often the job has been in the queue again."""
+    """How often the job has been requeued."""
     requeue: tuple[str, ...]
-    """Lines that put the job back into the queue and end the script."""
+    """Lines that requeue the job and end the script."""
     starts: tuple[str, ...] = ()
-    """Lines to begin with."""
+    """The first lines."""
     warns_itself: bool = False
-    """The scheduler sends no warning that would be of use: the script does."""
+    """The scheduler sends no useful warning: the script sends its own."""
 
 
 def quote(text: str) -> str:

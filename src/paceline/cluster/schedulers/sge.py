@@ -1,11 +1,13 @@
 """Grid Engine: qsub, qstat, qacct, qdel.
 
-A slot stands for a core, as it does on most sites: so many slots are asked for as the ranks have
-threads. How they lie on the nodes is the matter of the parallel environment; Grid Engine takes no
-number of nodes.
+A slot stands for a core, as on most sites: a job requests as many slots as its ranks have threads.
+The parallel environment spreads them over the nodes; Grid Engine takes no number of nodes.
 
-The soft limit s_rt is not used: a parallel job gets no SIGUSR1 by it, but is ended as by the hard
-one, and whatever it exits with it is not requeued (8.1.9). So the script itself sends the warning.
+The soft limit s_rt is not used: it sends a parallel job no SIGUSR1 but ends it like the hard limit,
+and whatever its exit code, it is not requeued (8.1.9). So the script itself sends the warning.
+
+A task that `qrsh -inherit` started on another host may have the job's variables. It is no rank by
+itself: it is how a launcher reaches that host, and the ranks have the launcher's variables.
 """
 
 from __future__ import annotations
@@ -62,8 +64,8 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy("project", "Choose another --account (Grid Engine: a project)", ("qconf", "-sprjl")),
     Remedy(
         "unknown resource",
-        "The site calls it otherwise: leave --memory-per-rank or --gpus-per-node out and say it "
-        "in the site's words, as in --extra='-l h_vmem=2G'; `qconf -sc` lists them",
+        "The site calls it otherwise: omit --memory-per-rank or --gpus-per-node and request it "
+        "by the site's name, as in --extra='-l h_vmem=2G'; `qconf -sc` lists them",
     ),
     Remedy("job name", "Choose another --name"),
     Remedy("unable to contact", "Grid Engine's master does not answer: is SGE_ROOT set?"),
@@ -139,20 +141,20 @@ def fill_in(request: JobRequest, ask: Ask) -> JobRequest:
 
 
 def check(request: JobRequest) -> list[str]:
-    """What Grid Engine refuses or misreads; quotes do not help in its directives."""
-    rule = "ASCII text without spaces, quotes, backslashes and #, as Grid Engine has it"
+    """What Grid Engine refuses or misreads; its directives have no quoting."""
+    rule = "ASCII text without spaces, quotes, backslashes and #, for Grid Engine"
     wrong = [
         fault(name, value, rule)
         for name, value in named(request)
         if not re.fullmatch(r"""[^\s"'\\#]+""", value, re.ASCII) or not value.isascii()
     ]
     if re.search(r"[/:@*?]|^\d", request.name):
-        rule = "no digit first and none of / : @ * ?, as Grid Engine has it"
+        rule = "no digit first and none of / : @ * ?, for Grid Engine"
         wrong.append(fault("name", request.name, rule))
     if re.search(r"\$(HOME|USER|HOSTNAME|JOB_ID|JOB_NAME|TASK_ID)", str(request.run_dir)):
         wrong.append(
             f"the run directory is {str(request.run_dir)!r}, expected: no $HOME, $USER and the "
-            "like in its name, for Grid Engine puts in their values; choose another --run-dir"
+            "like in its name, since Grid Engine replaces them; choose another --run-dir"
         )
     return wrong
 
@@ -169,7 +171,7 @@ def read_id(said: str) -> str | None:
 
 
 def read_state(job: str, ask: Ask) -> State:
-    """qstat knows a job until it ends; qacct some seconds later, where the site lets it."""
+    """qstat knows a job until it ends; qacct a few seconds later, if the site allows it."""
     answer = ask(("qstat", "-j", job))
     if answer.code == 0:
         return _read_live(answer.said)
@@ -199,13 +201,13 @@ def _choose_pe(listed: CommandReply) -> str:
     if len(names) == 1:
         return names[0]
     raise LaunchError(
-        f"there is no parallel environment called {USUAL_PE}, but several others: say which by "
+        f"there is no parallel environment called {USUAL_PE}, but several others: choose one by "
         f"--pe ({', '.join(names)})"
     )
 
 
-def _refuse_one_node(request: JobRequest, told: CommandReply) -> None:
-    if re.search(r"^allocation_rule\s+\$pe_slots", told.said, re.MULTILINE):
+def _refuse_one_node(request: JobRequest, shown: CommandReply) -> None:
+    if re.search(r"^allocation_rule\s+\$pe_slots", shown.said, re.MULTILINE):
         raise LaunchError(
             f"--nodes is {request.nodes}, but the parallel environment {request.pe} gives all "
             "slots on one node: choose another --pe (qconf -spl lists them), or --nodes 1"

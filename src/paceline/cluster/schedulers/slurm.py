@@ -74,7 +74,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy("account", "Name an --account that you may use: sacctmgr show associations user=$USER"),
     Remedy(
         "Partition",  # PartitionTimeLimit, PartitionNodeLimit, PartitionConfig
-        "The partition has not so much of it: ask for fewer --nodes, less of each, or less --time",
+        "The partition does not have that much: ask for fewer --nodes, less per node, less --time",
         ("sinfo", "--noheader", "--format=%R: %D nodes of %c cores and %m MB, at most %l"),
     ),
     Remedy("dependency", "Name jobs of your own that Slurm still knows in --after: squeue --me"),
@@ -98,7 +98,7 @@ _HOPELESS = (
     "DependencyNeverSatisfied",
     "launch_failed_requeued_held",
 )
-"""Why a job waits that nothing but a person will start."""
+"""Reasons for which a job waits until a person helps."""
 _ARRAY = "$SLURM_ARRAY_JOB_ID"
 _ENDED = {
     "COMPLETED": 0,
@@ -111,7 +111,7 @@ _ENDED = {
     "NODE_FAIL": 1,
     "BOOT_FAIL": 1,
 }
-"""States of a job that is over, and the exit code where Slurm tells none."""
+"""States of a job that has ended, and the exit code if Slurm gives none."""
 
 
 # Slurm's reserved step ids: the shell of `salloc` and the batch script are steps of one task each.
@@ -134,7 +134,7 @@ def _read_step(env: Mapping[str, str]) -> Environment | None:
         size=size,
         local_rank=read_index(env, "SLURM_LOCALID"),
         local_size=_read_local_size(env),
-        # One task is `srun --pty bash`: a shell in which people do start their own ranks.
+        # One task is `srun --pty bash`: a shell in which people start their own ranks.
         launched=size > 1,
     )
 
@@ -164,16 +164,16 @@ def read_allocation(env: Mapping[str, str]) -> Allocation | None:
     nodes, job = env.get("SLURM_JOB_NODELIST"), env.get("SLURM_JOB_ID")
     if not nodes or not job:
         return None
-    names, told = expand_nodes(nodes), env.get("SLURM_TASKS_PER_NODE")
+    names, tasks = expand_nodes(nodes), env.get("SLURM_TASKS_PER_NODE")
     try:
-        counts = [1] * len(names) if told is None else expand_counts(told)
+        counts = [1] * len(names) if tasks is None else expand_counts(tasks)
     except ValueError as error:
         raise LaunchError(f"Slurm's SLURM_TASKS_PER_NODE: {error}. Unset it") from None
     threads = env.get("SLURM_CPUS_PER_TASK", "")
     if len(counts) != len(names):
         raise LaunchError(
             f"Slurm's SLURM_JOB_NODELIST={nodes} names {len(names)} hosts, but "
-            f"SLURM_TASKS_PER_NODE={told} is for {len(counts)}. Start "
+            f"SLURM_TASKS_PER_NODE={tasks} is for {len(counts)}. Start "
             "from the job's own shell or script"
         )
     return Allocation(
@@ -190,7 +190,7 @@ def choose_remote_shell(is_found: Callable[[str], bool], ask: Ask) -> str | None
 
 
 def expand_nodes(text: str) -> list[str]:
-    """The hosts of Slurm's short form.
+    """The hosts of Slurm's compressed list.
 
     >>> expand_nodes("n[08-10,12],gpu1")
     ['n08', 'n09', 'n10', 'n12', 'gpu1']
@@ -199,7 +199,7 @@ def expand_nodes(text: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """The numbers of Slurm's short form.
+    """The numbers of Slurm's compressed list.
 
     >>> expand_counts("2(x3),1")
     [2, 2, 2, 1]
@@ -242,12 +242,12 @@ def fill_in(request: JobRequest, ask: Ask) -> JobRequest:
 
 
 def check(request: JobRequest) -> list[str]:
-    """What Slurm would misread; all text on one line can be quoted."""
+    """What Slurm would misread; any text on one line can be quoted."""
     wrong = []
     if re.search(r"\\|%[\w%]", str(request.run_dir)):
         wrong.append(
             f"the run directory is {str(request.run_dir)!r}, expected: no backslash and no % "
-            "before a letter, for then Slurm writes the log elsewhere; choose another --run-dir"
+            "before a letter, since Slurm would write the log elsewhere; choose another --run-dir"
         )
     if request.account is not None and "," in request.account:
         wrong.append(fault("account", request.account, "the name of one account"))
@@ -332,7 +332,7 @@ def _options(request: JobRequest) -> Iterator[str]:
 
 
 def quote(text: str) -> str:
-    r"""A value as sbatch reads it in a directive: quotes and backslashes as in a shell, no more.
+    r"""A value for a directive of sbatch, which reads quotes and backslashes like a shell.
 
     >>> quote("short"), quote('my "big" job')
     ('short', '"my \\"big\\" job"')

@@ -1,4 +1,4 @@
-"""Hand a script to its scheduler, and explain a refusal."""
+"""Submit a script to its scheduler, and explain a refusal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _ANSWER_S = 60.0
 
 
 class RunDirTaken(LaunchError):
-    """Somebody else has made the run directory whose name was free a moment ago."""
+    """Another process has just made the run directory whose name was free."""
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """A job that a scheduler has taken; `tasks` is 0 if it is no array."""
+    """A job that a scheduler has accepted; `tasks` is 0 if it is no array."""
 
     id: str
     run_dir: Path
@@ -31,7 +31,7 @@ class Submitted:
 
     @property
     def number(self) -> str:
-        """As it stands in the names of files.
+        """As in the names of files.
 
         >>> Submitted("12[]", Path("runs/x"), 3).number
         '12'
@@ -42,11 +42,11 @@ class Submitted:
         return self._file(task, "log")
 
     def exit_file(self, task: int | None = None) -> Path:
-        """Where the script leaves its exit code, if it gets to its end."""
+        """Where the script writes its exit code, unless it is killed."""
         return self._file(task, "exit")
 
     def next_file(self) -> Path:
-        """Where the script leaves the number of the job that goes on, if that is another one."""
+        """Where the script writes the id of its successor, if that is another job."""
         return self._file(None, "next")
 
     def _file(self, task: int | None, kind: str) -> Path:
@@ -79,33 +79,33 @@ def ask_scheduler(
 
 
 def submit(request: JobRequest, scheduler: Scheduler, is_new: bool = False) -> Submitted:
-    """Write the script into the run directory, which is made, and hand it in from there.
+    """Make the run directory, write the script there, and submit it from there.
 
-    `is_new`: the directory's name was free a moment ago; RunDirTaken tells that it no longer is.
+    `is_new`: the directory's name was free a moment ago; RunDirTaken if it no longer is.
     """
     before = _write_script(request, scheduler.render(request), is_new)
     answer = ask_scheduler(scheduler.SUBMIT, request.run_dir)
     job = scheduler.read_id(answer.said) if answer.code == 0 else None
     if job is None and (answer.code == 0 or answer.late):
         raise LaunchError(
-            f"{scheduler.TITLE} may have taken the job, and has not told its number: "
+            f"{scheduler.TITLE} may have accepted the job, and has not printed its id: "
             f"{_said(answer)}. Look for it among your jobs before you submit again; its script is "
             f"{request.run_dir / SCRIPT}"
         )
     if job is None:
-        _take_back(request.run_dir, before)
+        _restore(request.run_dir, before)
         raise LaunchError(_explain(scheduler, answer))
     return Submitted(job, request.run_dir, len(request.tasks))
 
 
 def _write_script(request: JobRequest, text: str, is_new: bool) -> bytes | None:
-    """Write it, and give what an earlier job had there."""
+    """Write it; return what an earlier job had there."""
     try:
         _claim(request.run_dir, is_new)
         script = request.run_dir / SCRIPT
         before = script.read_bytes() if script.exists() else None
         script.touch(mode=0o600)
-        script.chmod(0o600)  # --env may have put a secret into it
+        script.chmod(0o600)  # --env may put a secret into it
         script.write_bytes(os.fsencode(text))
     except OSError as error:
         raise ConfigError(
@@ -115,13 +115,13 @@ def _write_script(request: JobRequest, text: str, is_new: bool) -> bytes | None:
     return before
 
 
-def _take_back(run_dir: Path, before: bytes | None) -> None:
-    """Leave the directory as it was: an earlier job that waits there starts from its own script."""
+def _restore(run_dir: Path, before: bytes | None) -> None:
+    """Restore the directory: an earlier job that waits there starts from its own script."""
     if before is not None:
         (run_dir / SCRIPT).write_bytes(before)
         return
     (run_dir / SCRIPT).unlink(missing_ok=True)
-    with suppress(OSError):  # others have left something there
+    with suppress(OSError):  # others have put something there
         run_dir.rmdir()
 
 
@@ -145,7 +145,7 @@ def free_run_dir(name: str, within: Path = Path("runs")) -> Path:
 
 
 def _said(answer: CommandReply) -> str:
-    return " ".join(answer.said.split()) or "it said nothing"
+    return " ".join(answer.said.split()) or "it printed nothing"
 
 
 def _explain(scheduler: Scheduler, answer: CommandReply) -> str:

@@ -1,4 +1,4 @@
-"""The tasks of a job array: every combination of seeds and of values to be tried."""
+"""The tasks of a job array: every combination of seeds and swept values."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from paceline.errors import ConfigError
 
 MOST_TASKS = 1000
-"""Slurm takes arrays up to this number unless its administrator allows more."""
+"""Slurm's limit for an array unless its administrator allows more."""
 Settings = tuple[tuple[str, str], ...]
 """The settings of one task: key and value."""
 
 
 def make_tasks(seeds: str | None, sweeps: Sequence[str]) -> tuple[Settings, ...]:
-    """The product of all values; the seeds change quickest. All faults are reported at once.
+    """The product of all values; seeds change fastest. All faults are reported at once.
 
     >>> make_tasks("1-2", ["optimizer.lr=0.1"])
     ((('optimizer.lr', '0.1'), ('seed', '1')), (('optimizer.lr', '0.1'), ('seed', '2')))
@@ -53,7 +53,7 @@ def _twice(keys: list[str]) -> list[str]:
 
 
 def _read_seeds(text: str) -> list[str]:
-    """The numbers of `1-3,7`; none if it is something else."""
+    """The numbers of `1-3,7`; none if the text is anything else."""
     numbers: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", part.strip(), re.ASCII)

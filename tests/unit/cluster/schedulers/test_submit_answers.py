@@ -137,7 +137,7 @@ def test_the_parallel_environment_is_found(names, pe):
 
 def test_several_parallel_environments_need_a_choice():
     fill_in = SCHEDULERS["sge"].fill_in
-    with pytest.raises(LaunchError, match=r"say which by --pe \(one, two\)"):
+    with pytest.raises(LaunchError, match=r"choose one by --pe \(one, two\)"):
         fill_in(request(nodes=2), told(qconf=(0, "one\ntwo\n")))
     assert fill_in(request(nodes=2, pe="two"), told(qconf=(0, "one\ntwo\n"))).pe == "two"
     assert fill_in(request(), told(qconf=(0, "one\ntwo\n"))).pe is None  # one slot needs none
@@ -166,7 +166,9 @@ def test_a_refusal_spares_what_others_left(monkeypatch, tmp_path):
 )
 def test_a_job_that_may_have_been_taken_keeps_its_script(monkeypatch, tmp_path, answer):
     monkeypatch.setattr(handing_in, "ask_scheduler", lambda *_: answer)
-    with pytest.raises(LaunchError, match=r"Slurm may have taken the job.*Look for it") as raised:
+    with pytest.raises(
+        LaunchError, match=r"Slurm may have accepted the job.*Look for it"
+    ) as raised:
         submit(request(run_dir=tmp_path), SCHEDULERS["slurm"])
     assert answer.said in str(raised.value)
     assert str(tmp_path / "job.sh") in str(raised.value)

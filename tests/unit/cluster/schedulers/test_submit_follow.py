@@ -120,7 +120,7 @@ def test_a_code_that_comes_late_is_taken(tmp_path):
 
 def test_a_job_that_cannot_start_is_given_up(tmp_path):
     course = Course(tmp_path, (5, "state", is_("PENDING", "PartitionTimeLimit")))
-    with pytest.raises(LaunchError, match=r"job 7 cannot go on.*Stop it: scancel 7"):
+    with pytest.raises(LaunchError, match=r"job 7 cannot start.*Stop it: scancel 7"):
         course.follow()
 
 
@@ -133,7 +133,7 @@ def test_silence_is_borne_for_some_time(tmp_path):
     )
     assert course.follow() == 0
     course = Course(tmp_path / "other", (5, "state", down))
-    with pytest.raises(LaunchError, match=r"Slurm has not said for 1[0-9]{3} s where job 7 is"):
+    with pytest.raises(LaunchError, match=r"Slurm has not reported for 1[0-9]{3} s on job 7"):
         course.follow()
 
 

@@ -126,7 +126,7 @@ def test_the_scheduler_s_faults_are_among_them():
     ("given", "complaint"),
     [
         ({"save_time": "5m"}, "give --time, too"),
-        ({"time": "5m", "save_time": "5m"}, "nothing is left to train in"),
+        ({"time": "5m", "save_time": "5m"}, "no time is left to train"),
     ],
 )
 def test_saving_needs_a_limit_that_is_longer(given, complaint):
