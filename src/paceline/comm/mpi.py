@@ -56,7 +56,8 @@ class MPIWorld:
         self.poll_interval_s: float | None = None
         self._node_allreduce: NodeAllreduce | None = None
         self._chosen = self._uses_pipelines = False
-        self._pipelines: dict[np.dtype, PipelinedAllreduce] = {}
+        self._pipelines: dict[int, PipelinedAllreduce] = {}
+        """By the number of the element type."""
         self.thread_multiple: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
@@ -72,7 +73,7 @@ class MPIWorld:
         if on_nodes is not None and on_nodes.all_reduce(buffer.reshape(-1)):
             return
         if self._uses_pipelines and buffer.nbytes >= LONG_BYTES:
-            self._pipeline_for(buffer.dtype).all_reduce(buffer.reshape(-1))
+            self._pipeline_for(buffer).all_reduce(buffer.reshape(-1))
             return
         for piece in _pieces(buffer, MAX_ELEMENTS):
             if self.poll_interval_s is None:
@@ -111,10 +112,11 @@ class MPIWorld:
                 self._node_allreduce = None
         return self._node_allreduce
 
-    def _pipeline_for(self, dtype: np.dtype) -> PipelinedAllreduce:
-        if dtype not in self._pipelines:
-            self._pipelines[dtype] = PipelinedAllreduce(self, dtype)
-        return self._pipelines[dtype]
+    def _pipeline_for(self, buffer: Buffer) -> PipelinedAllreduce:
+        number = buffer.dtype.num
+        if number not in self._pipelines:
+            self._pipelines[number] = PipelinedAllreduce(self, buffer.dtype)
+        return self._pipelines[number]
 
     def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
         wanted = MPI.ANY_SOURCE if source == ANY_RANK else source

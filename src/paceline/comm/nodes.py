@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 from paceline.comm.allreduce.slices import owner_slice
 from paceline.comm.world import World
+from paceline.core.chunks import Span
 
 
 class Nodes:
@@ -30,7 +31,7 @@ class Nodes:
         if self.cross is None:
             cross.free()
 
-    def slice_of(self, size: int, itemsize: int, owner: int | None = None) -> slice:
+    def slice_of(self, size: int, itemsize: int, owner: int | None = None) -> Span:
         """The part of a vector that a rank of this node owns (default: this rank), maybe empty."""
         owner = self.local.rank if owner is None else owner
         return owner_slice(size, itemsize, self.owners, owner)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.chunks import chunks
+from paceline.core.chunks import Span, chunks
 from paceline.core.vectors import Vector, aligned_zeros
 
 Bytes = npt.NDArray[np.uint8]
@@ -42,7 +42,7 @@ class Codec(ABC):
         """Encoded size of a vector with this many elements."""
 
     @abstractmethod
-    def pieces(self, data: Bytes, size: int) -> Iterator[tuple[slice, Code]]:
+    def pieces(self, data: Bytes, size: int) -> Iterator[tuple[Span, Code]]:
         """The pieces of a vector, each with views of its code in `data`."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class _TwoBytes(Codec):
     def nbytes(self, size: int) -> int:
         return 2 * size
 
-    def pieces(self, data: Bytes, size: int) -> Iterator[tuple[slice, Code]]:
+    def pieces(self, data: Bytes, size: int) -> Iterator[tuple[Span, Code]]:
         codes = data[: 2 * size].view(np.uint16)
         for piece in _cut(size):
             yield piece, (codes[piece],)
@@ -169,7 +169,7 @@ class Int8(Codec):
     def nbytes(self, size: int) -> int:
         return 4 * -(-size // BLOCK) + size
 
-    def pieces(self, data: Bytes, size: int) -> Iterator[tuple[slice, Code]]:
+    def pieces(self, data: Bytes, size: int) -> Iterator[tuple[Span, Code]]:
         begin = 4 * -(-size // BLOCK)
         scales, codes = data[:begin].view(np.float32), data[begin : begin + size].view(np.int8)
         for piece in _cut(size):
@@ -239,7 +239,7 @@ class ErrorFeedback:
                     part[~finite] = 0
 
 
-def _cut(size: int) -> Iterator[slice]:
+def _cut(size: int) -> Iterator[Span]:
     """Cut into pieces of whole blocks, and the remainder last."""
     whole = size - size % BLOCK
     yield from chunks(slice(0, whole), _CHUNK)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import TypeAlias
+
+Span: TypeAlias = "slice[int, int, int]"
+"""A slice with both ends."""
 
 CACHED_ELEMENTS = 32 * 1024
 """So few that several vectors of them stay in a core's cache."""
 
 
-def chunks(piece: slice, longest: int) -> Iterator[slice]:
+def chunks(piece: Span, longest: int) -> Iterator[Span]:
     """Cut a slice into chunks of `longest` elements; the last may be shorter.
 
     >>> list(chunks(slice(3, 8), 4))
@@ -19,7 +23,7 @@ def chunks(piece: slice, longest: int) -> Iterator[slice]:
         yield slice(first, min(first + longest, piece.stop))
 
 
-def pieces(size: int) -> Iterator[slice]:
+def pieces(size: int) -> Iterator[Span]:
     """Parts of a vector that stay in the cache, so that temporaries are short and fast.
 
     >>> [length(piece) for piece in pieces(70_000)]
@@ -28,7 +32,7 @@ def pieces(size: int) -> Iterator[slice]:
     return chunks(slice(0, size), CACHED_ELEMENTS)
 
 
-def split_evenly(size: int, parts: int) -> list[slice]:
+def split_evenly(size: int, parts: int) -> list[Span]:
     """Contiguous, nearly equal parts.
 
     >>> split_evenly(10, 3)
@@ -38,6 +42,6 @@ def split_evenly(size: int, parts: int) -> list[slice]:
     return [slice(first, last) for first, last in pairwise(edges)]
 
 
-def length(piece: slice) -> int:
-    """How many elements a slice with both ends has."""
-    return int(piece.stop - piece.start)
+def length(piece: Span) -> int:
+    """How many elements a slice has."""
+    return piece.stop - piece.start

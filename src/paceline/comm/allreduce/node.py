@@ -16,7 +16,7 @@ import numpy.typing as npt
 from paceline.comm.allreduce.slices import add_in_order, owner_slices
 from paceline.comm.nodes import nodes_of
 from paceline.comm.world import Buffer, NodeMemory, World
-from paceline.core.chunks import chunks
+from paceline.core.chunks import Span, chunks
 from paceline.core.vectors import ALIGNMENT_BYTES
 from paceline.errors import WorldError
 
@@ -120,7 +120,7 @@ class NodeAllreduce:
         self._local.barrier()
         return True
 
-    def _sum_own(self, rows: Sequence[Buffer], piece: slice) -> None:
+    def _sum_own(self, rows: Sequence[Buffer], piece: Span) -> None:
         """Sum this rank's piece over all ranks and write it to all rows of the node."""
         if self._nodes.cross is None:
             for part in chunks(piece, CHUNK_BYTES // rows[0].itemsize):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from paceline.comm.polling import Backoff
 from paceline.comm.wire import BLOCK, Bytes
 from paceline.comm.world import Buffer, Pending, World
-from paceline.core.chunks import length
+from paceline.core.chunks import Span, length
 from paceline.core.vectors import aligned_zeros
 
 MESSAGE_BYTES = 60 * 1024
@@ -92,7 +92,7 @@ class PipelinedAllreduce:
         self._buffers: Bytes = np.empty((0, 0, 0, 0), np.uint8)
         self._total: Buffer = np.empty(self._longest, dtype)
 
-    def slices(self, size: int) -> list[slice]:
+    def slices(self, size: int) -> list[Span]:
         """Which elements of a vector of this size each rank owns."""
         share = -(-size // self._world.size)
         edges = [min(size, share * rank) for rank in range(self._world.size + 1)]
@@ -122,7 +122,7 @@ class PipelinedAllreduce:
             shape = (turns, _USES, len(self._peers), MESSAGE_BYTES)
             self._buffers = aligned_zeros(int(np.prod(shape)), np.uint8).reshape(shape)
 
-    def _send_parts(self, vector: Buffer, slices: list[slice], number: int) -> _Turn:
+    def _send_parts(self, vector: Buffer, slices: list[Span], number: int) -> _Turn:
         """Send the parts of one turn to their owners, and post the receives of the turn."""
         world, codec = self._world, self._codec
         buffers = self._buffers[number % len(self._buffers)]
@@ -185,7 +185,7 @@ class _Turn(NamedTuple):
     """One part of each slice, and its messages."""
 
     vector: Buffer
-    parts: list[slice]
+    parts: list[Span]
     buffers: Bytes
     parts_in: list[Pending]
     sums_in: list[Pending]
@@ -211,6 +211,6 @@ def _longest_part(codec: MessageCodec) -> int:
     )
 
 
-def _cut(piece: slice, number: int, longest: int) -> slice:
+def _cut(piece: Span, number: int, longest: int) -> Span:
     start = min(piece.start + number * longest, piece.stop)
     return slice(start, min(start + longest, piece.stop))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline.comm.world import World
+from paceline.core.chunks import Span
 from paceline.core.vectors import Entry, Layout, Vector, aligned_zeros
 
 _SEED = 190513727  # for the initial right factors: the same on every rank, in every run
@@ -196,7 +197,7 @@ def _is_worth_it(entry: Entry, factor_rank: int) -> bool:
     return entry.size > factor_rank * sum(_shape(entry))
 
 
-def _place(entry: Entry) -> slice:
+def _place(entry: Entry) -> Span:
     return slice(entry.offset, entry.offset + entry.size)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.comm.world import Buffer
+from paceline.core.chunks import Span
 from paceline.core.vectors import ALIGNMENT_BYTES
 
 
-def owner_slice(size: int, itemsize: int, owners: int, owner: int) -> slice:
+def owner_slice(size: int, itemsize: int, owners: int, owner: int) -> Span:
     """The part of a vector that one of its owners sums: an even share that begins on a cache line.
 
     A rank that is not among the owners gets an empty slice.
@@ -24,7 +25,7 @@ def owner_slice(size: int, itemsize: int, owners: int, owner: int) -> slice:
     return slice(first, size * (owner + 1) // owners // per_line * per_line)
 
 
-def owner_slices(size: int, itemsize: int, owners: int) -> list[slice]:
+def owner_slices(size: int, itemsize: int, owners: int) -> list[Span]:
     """The slices of all owners.
 
     >>> owner_slices(100, itemsize=8, owners=3)

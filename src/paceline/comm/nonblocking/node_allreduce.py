@@ -17,6 +17,7 @@ from paceline.comm.allreduce.slices import add_in_order, owner_slice, owner_slic
 from paceline.comm.node_memory import FileMemory, find_place, make_file, open_file
 from paceline.comm.nonblocking.async_comm import AsyncComm, Steps
 from paceline.comm.world import Buffer
+from paceline.core.chunks import Span
 from paceline.core.vectors import ALIGNMENT_BYTES
 from paceline.errors import WorldError
 
@@ -134,7 +135,7 @@ class AsyncNodeAllreduce:
         for owner, piece in enumerate(owner_slices(chunk.size, chunk.itemsize, self._owners)):
             chunk[piece] = stage[owner, piece]
 
-    def _own_slice(self, chunk: Buffer) -> slice:
+    def _own_slice(self, chunk: Buffer) -> Span:
         """The part of a chunk that this rank sums; empty if it owns none."""
         return owner_slice(chunk.size, chunk.itemsize, self._owners, self._local.rank)
 
