@@ -58,7 +58,7 @@ def test_fewer_files_than_workers(mpirun, tmp_path, monkeypatch):
     [
         ("raise", "a worker that raises"),
         ("comm", "comm has 1 ranks, of which this is 0, and the world 2"),
-        ("forget", "has not called manager.process.train()"),
+        ("forget", "without calling manager.process.train()"),
     ],
 )
 def test_what_goes_wrong_ends_all_ranks(mpirun, tmp_path, monkeypatch, what, message):

@@ -296,7 +296,9 @@ def test_parts_of_a_batch_add_up_and_foreign_weights_count():
 
 def test_what_is_no_model_is_refused():
     assert build(Builder(MPIModel(model=Line())), seed=1).rate == 0.1
-    with pytest.raises(ReplicaError, match="gave a int, expected a Keras model, a torch module"):
+    with pytest.raises(
+        ReplicaError, match="returned a int, expected a Keras model, a torch module"
+    ):
         build(Builder(3), seed=1)
     with pytest.raises(ConfigError, match="several models"):
         MPIModel(models=[Line(), Line()])
@@ -398,7 +400,7 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch, capsys):
         (["--mode", "gem"], "mode is 'gem'"),
         (["--easgd", "--mode", "sgd"], "--easgd and --mode sgd: name one"),
         (["--elastic-force", "0.5"], "--elastic-force is for --mode easgd"),
-        (["--torch"], "mnist_arch.json is no file of this kind; expected .torch"),
+        (["--torch"], "mnist_arch.json is not a file of this kind; expected .torch"),
         (["--worker-optimizer-params", "lr=3"], "expected {'lr': 0.1, ...}"),
         (["--restarts", "1"], "--restarts needs --checkpoint DIR"),
         ([], "there is no list train.list"),

@@ -1,4 +1,4 @@
-"""The single files of a checkpoint: written through to the disk, and checked when read."""
+"""The files of a checkpoint: written with checksums, and checked when read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parse(path: Path) -> Any:
 
 
 def check_length(path: Path, record: Tree) -> None:
-    """A ValueError unless the file is as long as was noted when it was written."""
+    """Raise a ValueError unless the file has the length in its record."""
     if not path.is_file():
         raise ValueError(f"{path.name} is missing")
     if (found := path.stat().st_size) != record["bytes"]:
@@ -51,7 +51,7 @@ def check_length(path: Path, record: Tree) -> None:
 
 
 def verify(path: Path, record: Tree) -> None:
-    """A ValueError unless the file has the length and the checksum that were noted."""
+    """Raise a ValueError unless the file has the length and the checksum in its record."""
     check_length(path, record)
     checksum = 0
     with path.open("rb") as file:
@@ -67,7 +67,7 @@ def load_arrays(path: Path) -> dict[str, Array]:
         arrays = load_file(path)
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # the parser has many, and all of them blame the file
+    except Exception as error:  # the parser raises many kinds, all for a damaged file
         raise ValueError(f"{path.name} is not a safetensors file: {error}") from error
     return {key: _own(array) for key, array in arrays.items()}
 

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: when they are due, and how they get to disk while training goes on."""
+"""When checkpoints are due, and the thread that writes them while training continues."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _NICENESS = 10
 
 
 def name_of(number: int) -> str:
-    """Of the checkpoint after so many steps."""
+    """The name of the checkpoint after so many steps."""
     return f"step-{number:08d}"
 
 
-def _stand_back() -> None:
-    """Let this thread have what training leaves of the cores; on Linux a thread has its own."""
+def _lower_priority() -> None:
+    """Let this thread use only what training leaves of the cores; Linux has nice per thread."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 class OpenCheckpoint(NamedTuple):
-    """A checkpoint that is being made."""
+    """A checkpoint that is being written."""
 
     number: int | None
     """None: it cannot be written."""
@@ -44,10 +44,9 @@ class OpenCheckpoint(NamedTuple):
 class Saver:
     """Writes checkpoints in a thread, one at a time.
 
-    The leading rank opens one, every rank then hands over its parts and goes on training; what it
-    hands over is a copy. The leader's thread waits for all parts to be on disk and commits them.
-    A checkpoint that cannot be written is reported at once by the rank that cannot write it, and
-    training goes on.
+    The leading rank opens one; every rank then submits copies of its parts and continues training.
+    The leader's thread waits for all parts to be on disk and commits them. A checkpoint that cannot
+    be written is reported at once by the rank that cannot write it, and training continues.
     """
 
     def __init__(
@@ -57,14 +56,14 @@ class Saver:
         self._period = Period.parse(every) if every is not None else None
         self.each_epoch = every == "epoch"
         self.regular = every is not None
-        self._thread = ThreadPoolExecutor(1, "paceline-saver", initializer=_stand_back)
+        self._thread = ThreadPoolExecutor(1, "paceline-saver", initializer=_lower_priority)
         self._under_way: list[Future[None]] = []
         self._problem: OutputError | None = None
         self._reported: str | None = None
         self.begin_period(0)
 
     def begin_period(self, step: int) -> None:
-        """A checkpoint is being made, or the run begins."""
+        """Restart the period: a checkpoint is being written, or the run begins."""
         self._since_step, self._since = step, monotonic()
 
     def is_due(self, step: int) -> bool:
@@ -75,22 +74,22 @@ class Saver:
         return period.is_over(step - self._since_step, monotonic() - self._since)
 
     def open(self, step: int) -> int | None:
-        """The leader begins one, when the last is done; None if it cannot be written."""
+        """Begin one on the leading rank, when the last is done; None if it cannot be written."""
         self._wait()
         self._problem = None
         self._do(self._store.begin, name_of(step))
         return step if self._problem is None else None
 
     def add(self, number: int, part: str, tree: Tree) -> None:
-        """Write a part of it, later."""
+        """Write a part of it, in the thread."""
         self._submit(self._store.write, name_of(number), part, tree)
 
     def commit(self, number: int, parts: Sequence[str], facts: Tree) -> None:
-        """Let it be a checkpoint when all parts are there."""
+        """Make it a checkpoint, in the thread, when all parts are on disk."""
         self._submit(self._store.commit, name_of(number), parts, facts)
 
     def finish(self) -> OutputError | None:
-        """Wait until all is on disk; what went wrong with the last one."""
+        """Wait until everything is on disk; returns what went wrong with the last one."""
         self._wait()
         return self._problem
 
@@ -103,7 +102,7 @@ class Saver:
         self._under_way.append(self._thread.submit(self._do, action, name, *details))
 
     def _do(self, action: Callable[..., None], name: str, *details: Any) -> None:
-        """Report what cannot be written: once for each checkpoint."""
+        """Report a checkpoint that cannot be written, once."""
         try:
             action(name, *details)
         except OutputError as error:
@@ -112,6 +111,6 @@ class Saver:
             self._problem, self._reported = error, name
 
     def _wait(self) -> None:
-        """Until what was handed over before is done."""
+        """Wait for everything that was submitted."""
         while self._under_way:
             self._under_way.pop(0).result()

@@ -1,13 +1,13 @@
-"""The folder of a run's checkpoints: a checkpoint is there whole, or not at all.
+"""The folder of a run's checkpoints: each is whole, or does not exist.
 
 A checkpoint is a subfolder, `step-00000120`, that holds for every part P its arrays
 (`P.safetensors`), its other values (`P.json`), and a manifest (`checkpoint.json`) with the length
 and the checksum of each file. Parts are written into a draft, `.draft-step-00000120`, by any
-number of ranks; when all are there, one rank adds the manifest and gives the draft its name.
+number of ranks; when all are there, one rank adds the manifest and renames the draft.
 
-Whoever is killed at any moment leaves a hidden folder behind, which the next `begin` removes:
-`.draft-NAME`, `.gone-...` (being removed), or `.old-NAME` (about to be replaced, and still the
-checkpoint of that name as long as no other has taken its place).
+A run that is killed may leave a hidden folder, which the next `begin` removes: `.draft-NAME`,
+`.gone-...` (being removed), or `.old-NAME` (being replaced, and still the checkpoint of that name
+until another has taken its place).
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ ADVICE = {
     errno.ENOSPC: "make room there, or choose another place",
     errno.EDQUOT: "make room there, or choose another place",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f), or choose another place",
-    errno.ENOENT: "another rank may have given it up: see what it says",
-    errno.ETIMEDOUT: "see what the ranks say that were to write them",
+    errno.ENOENT: "see the messages of other ranks, one of which may have given it up",
+    errno.ETIMEDOUT: "see the messages of the ranks that should have written them",
 }
 
 
@@ -50,9 +50,9 @@ class Store:
     """The checkpoints in one folder, the `keep` newest of them.
 
     One rank calls `begin`, then every rank may `write` parts, from any thread, and one calls
-    `commit`. There is one draft at a time. A write that fails raises an OutputError and takes the
-    draft away, so that the rank that waits in `commit` fails soon; what was committed stays.
-    Reading raises nothing but CheckpointError, whatever the files hold.
+    `commit`. There is one draft at a time. A write that fails raises an OutputError and removes the
+    draft, so that the rank that waits in `commit` fails soon; committed checkpoints stay. Reading
+    raises nothing but CheckpointError, whatever the files hold.
     """
 
     def __init__(self, folder: Path, keep: int = 2) -> None:
@@ -76,7 +76,7 @@ class Store:
         return sorted(whole, key=_age)
 
     def begin(self, name: str) -> None:
-        """Make the draft, after removing what killed runs have left behind."""
+        """Make the draft, after removing what killed runs have left."""
         draft = self._draft(name)
         with self._writing(name):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -84,8 +84,8 @@ class Store:
             draft.mkdir()
 
     def write(self, name: str, part: str, tree: Tree) -> None:
-        """Write a part into the draft: its JSON last, which tells that the part is there."""
-        assert _is_part(part), f"{part!r} is no name of a part"
+        """Write a part into the draft: its JSON last, which marks the part as complete."""
+        assert _is_part(part), f"{part!r} is not a valid name of a part"
         draft = self._draft(name)
         with self._writing(name):
             arrays, values = split(tree)
@@ -102,7 +102,7 @@ class Store:
         """Wait for all parts, make the draft a checkpoint, then remove those that are too old.
 
         Checkpoints with a higher number than this one are neither counted nor removed: a run that
-        went back must not lose what it writes now because of what it wrote then.
+        resumed from an earlier one must not lose what it writes now to what it wrote then.
         """
         assert all(_is_part(part) for part in parts), f"not all of {parts} are names of parts"
         arrays, values = split(facts)
@@ -125,7 +125,7 @@ class Store:
         self._remove(self._draft(name))
 
     def check(self, name: str) -> None:
-        """Read all files and raise a CheckpointError unless each is what was written."""
+        """Read all files; raise a CheckpointError unless each is as it was written."""
         with self._reading(name) as place:
             manifest = _read_manifest(place)
             join({}, manifest["facts"])
@@ -133,18 +133,18 @@ class Store:
                 verify(place / file, record)
 
     def facts(self, name: str) -> Tree:
-        """What `commit` was told about the checkpoint."""
+        """The facts that `commit` was given."""
         with self._reading(name) as place:
             return join({}, _read_manifest(place)["facts"])
 
     def parts(self, name: str) -> list[str]:
-        """The names of its parts, in the order in which `commit` was given them."""
+        """The names of its parts, in the order given to `commit`."""
         with self._reading(name) as place:
             files = _read_manifest(place)["files"]
             return [file.removesuffix(".json") for file in files if file.endswith(".json")]
 
     def read(self, name: str, part: str) -> Tree:
-        """What was written as this part, checked; the arrays are the caller's own."""
+        """The tree of this part, checked; the arrays are the caller's own."""
         if part not in (parts := self.parts(name)):
             raise CheckpointError(
                 f"the checkpoint {self._place(name)} has no part {part!r}; "
@@ -160,7 +160,7 @@ class Store:
             return join(load_arrays(place / f"{part}.safetensors"), document["values"])
 
     def _draft(self, name: str) -> Path:
-        assert NAME.fullmatch(name), f"{name!r} is no name of a checkpoint, like step-00000120"
+        assert NAME.fullmatch(name), f"{name!r} is not a name of a checkpoint, like step-00000120"
         return self.folder / f".draft-{name}"
 
     def _place(self, name: str) -> Path:
@@ -194,7 +194,7 @@ class Store:
                     path.rename(final)
 
     def _remove(self, place: Path) -> None:
-        """Out of sight at once, then file by file; what resists waits for the next sweep."""
+        """Hide it at once, then remove file by file; what is left waits for the next sweep."""
         try:
             place = place.rename(self.folder / f".gone-{secrets.token_hex(8)}")
         except FileNotFoundError:
@@ -212,13 +212,13 @@ class Store:
             advice = ADVICE.get(error.errno or 0, "choose a place that you can write to")
             raise OutputError(
                 f"the checkpoint {self.folder / name} cannot be written: "
-                f"{error.strerror or error}; older ones are as they were. To go on, {advice}."
+                f"{error.strerror or error}; older ones are unchanged. To continue, {advice}."
             ) from error
-        except Exception as error:  # nobody is to wait for a part that will not come
+        except Exception as error:  # so that no rank waits for a part that will not come
             self.discard(name)
             raise OutputError(
                 f"the checkpoint {self.folder / name} cannot be written: "
-                f"{type(error).__name__}: {error}; older ones are as they were."
+                f"{type(error).__name__}: {error}; older ones are unchanged."
             ) from error
 
     @contextmanager
@@ -243,33 +243,33 @@ class Store:
 def newest_valid(store: Store, report: Callable[[str], None]) -> str | None:
     """The newest checkpoint that is whole; every damaged one after it is reported."""
     faults = []
-    sound = None
+    valid = None
     for name in reversed(store.names()):
         try:
             store.check(name)
         except CheckpointError as error:
             faults.append(str(error).removesuffix(REMEDY))
         else:
-            sound = name
+            valid = name
             break
     for fault in faults:
-        report(f"{fault}; " + (f"{sound} before it is used" if sound else "no sound one is left"))
-    return sound
+        report(f"{fault}; " + (f"{valid} before it is used" if valid else "no valid one is left"))
+    return valid
 
 
 def _age(name: str) -> tuple[int, str]:
     match = NAME.fullmatch(name)
-    assert match, f"{name!r} is no name of a checkpoint, like step-00000120"
+    assert match, f"{name!r} is not a name of a checkpoint, like step-00000120"
     return int(match[1]), name
 
 
 def _is_part(text: str) -> bool:
-    """Whether it can name a part: nothing that leaves the folder or collides with the manifest."""
+    """Whether it can name a part: it stays in the folder and is not the manifest."""
     return PART.fullmatch(text) is not None and f"{text}.json" != MANIFEST
 
 
 def _await_parts(draft: Path, parts: Sequence[str], timeout_s: float) -> None:
-    """Look until every part's JSON is there; listing a folder makes NFS ask its server."""
+    """Poll until every part's JSON is there; listing a folder makes NFS ask its server."""
     end_s = time.monotonic() + timeout_s
     sleep_s = FIRST_SLEEP_S
     while True:
@@ -280,7 +280,7 @@ def _await_parts(draft: Path, parts: Sequence[str], timeout_s: float) -> None:
         if time.monotonic() >= end_s:
             raise TimeoutError(
                 errno.ETIMEDOUT,
-                f"after {timeout_s:g} s {len(missing)} of {len(parts)} parts are not there "
+                f"after {timeout_s:g} s {len(missing)} of {len(parts)} parts are missing "
                 f"({', '.join(missing)})",
             )
         time.sleep(sleep_s)
@@ -288,7 +288,7 @@ def _await_parts(draft: Path, parts: Sequence[str], timeout_s: float) -> None:
 
 
 def _measure(draft: Path, part: str) -> Iterator[tuple[str, Tree]]:
-    """The entries of a part in the manifest, from what its writer has noted in its JSON."""
+    """The entries of a part in the manifest, from its JSON."""
     path, arrays = draft / f"{part}.json", draft / f"{part}.safetensors"
     data = path.read_bytes()
     try:
@@ -296,13 +296,13 @@ def _measure(draft: Path, part: str) -> Iterator[tuple[str, Tree]]:
         _check_record(arrays.name, record)
         check_length(arrays, record)
     except (ValueError, TypeError, KeyError) as error:
-        raise OSError(errno.EIO, f"{part} was not written as it should be: {error}") from error
+        raise OSError(errno.EIO, f"{part} was not written correctly: {error}") from error
     yield path.name, {"bytes": len(data), "crc32": f"{zlib.crc32(data):08x}"}
     yield arrays.name, record
 
 
 def _read_manifest(place: Path) -> Tree:
-    """The manifest; every name in it is that of a file in this folder, of a part with both."""
+    """The manifest; it names only files in this folder, two for each part."""
     manifest = parse(place / MANIFEST)
     if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
         raise ValueError(f"{MANIFEST} is not a manifest")
@@ -314,7 +314,7 @@ def _read_manifest(place: Path) -> Tree:
     for file, record in files.items():
         part, _, kind = file.rpartition(".")
         if not _is_part(part) or kind not in ("json", "safetensors"):
-            raise ValueError(f"{MANIFEST} names {file!r}, which is no file of a checkpoint")
+            raise ValueError(f"{MANIFEST} names {file!r}, which is not a file of a checkpoint")
         if f"{part}.json" not in files or f"{part}.safetensors" not in files:
             raise ValueError(f"{MANIFEST} names {file} without its other half")
         _check_record(file, record)
@@ -329,4 +329,4 @@ def _check_record(file: str, record: Any) -> None:
         and CHECKSUM.fullmatch(record["crc32"])
     )
     if not fits:
-        raise ValueError(f"the length and checksum of {file} are not told")
+        raise ValueError(f"the length and checksum of {file} are missing")

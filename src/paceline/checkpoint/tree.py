@@ -1,4 +1,4 @@
-"""Trees of state, parted into arrays and strict JSON, and joined again without losing a bit."""
+"""Trees of state, split into arrays and strict JSON, and joined again without losing a bit."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Tree = dict[str, Any]
 
 
 MAX_DEPTH = 100
-"""Deeper trees are refused: parsers of JSON give up on deep nesting, at depths of their own."""
+"""Deeper trees are refused: JSON parsers limit nesting, each at another depth."""
 MAX_PLAIN_BITS = 1024
 """Larger integers are written in hex: Python refuses decimal ones of thousands of digits."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class TreeError(TypeError):
-    """A value that no tree can hold."""
+    """A value that a tree cannot hold."""
 
 
 def as_plain(value: Any) -> Any:

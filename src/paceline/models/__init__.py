@@ -14,4 +14,4 @@ MODELS = {
     "language_lstm": "paceline.models.language_lstm:LanguageLSTM",
     "transformer": "paceline.models.transformer:Transformer",
 }
-"""Name of a model, and where the function that builds it stands."""
+"""Name of a model, and the function that builds it."""

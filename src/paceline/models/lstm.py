@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 PADDING = 0
-"""The token behind the end of a sentence that is shorter than others of its batch."""
+"""The token that pads sentences shorter than others of their batch."""
 
 
 class SentenceLSTM(nn.Module):

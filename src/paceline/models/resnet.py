@@ -68,6 +68,6 @@ def _stage(inputs: int, inner: int, blocks: int, stride: int) -> list[nn.Module]
 
 
 def _convolve(inputs: int, outputs: int, size: int, stride: int = 1) -> tuple[nn.Module, ...]:
-    """Without a bias: the normalisation behind it has one."""
+    """Without a bias: the normalisation after it has one."""
     convolution = nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
     return convolution, nn.BatchNorm2d(outputs)

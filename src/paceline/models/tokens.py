@@ -1,4 +1,4 @@
-"""From tokens to vectors, with words for what may be wrong with them."""
+"""An embedding of tokens, with clear errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def embed(embedding: nn.Embedding, tokens: torch.Tensor) -> torch.Tensor:
         known = embedding.num_embeddings
         wrong = tokens[(tokens < 0) | (tokens >= known)]
         raise DataError(
-            f"token {int(wrong[0])} is out of range: the model knows those from 0 to {known - 1}; "
+            f"token {int(wrong[0])} is out of range: the model takes 0 to {known - 1}; "
             "build it with a larger vocabulary, from file.py:function"
         ) from None
     return vectors

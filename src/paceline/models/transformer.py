@@ -103,7 +103,7 @@ class Transformer(nn.Module):
         return logits.transpose(1, 2)  # classes second, as torch's cross_entropy has them
 
     def _draw_weights(self, layers: int) -> None:
-        """As GPT-2: what is added to the states begins smaller, the more of it there is."""
+        """As in GPT-2: the more residual branches there are, the smaller their initial weights."""
         for name, part in self.named_modules():
             if isinstance(part, nn.Linear | nn.Embedding):
                 added = name.endswith(("attend.1.merge", "think.3"))

@@ -1,4 +1,4 @@
-"""Weights to begin with, for deep networks."""
+"""Initial weights for deep networks."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The door for users of mpi_learn: its classes, carried out by Paceline's own rules.
+"""mpi_learn's classes on top of Paceline's own rules.
 
     from paceline.mpi_learn import Algo, H5Data, ModelFromJson, MPIManager
 
-Nothing here trains or sends by itself. docs/from-mpi-learn.md says what differs.
+Nothing here trains or communicates by itself. docs/from-mpi-learn.md lists the differences.
 """
 
 from paceline.mpi_learn.algo import Algo

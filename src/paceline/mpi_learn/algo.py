@@ -1,4 +1,4 @@
-"""Algo: how to train, in mpi_learn's words, as settings of Paceline's own rules."""
+"""Algo: mpi_learn's training settings, translated into Paceline's own rules."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SERVER_SETTINGS: dict[str, dict[str, tuple[str, float]]] = {
         "epsilon": ("eps", 1e-8),
     },
 }
-"""The master's optimizers: mpi_learn's word for a setting, ours, and mpi_learn's default."""
+"""The master's optimizers: mpi_learn's name of a setting, ours, and mpi_learn's default."""
 
 _OPTIONS: dict[str, Any] = {
     "loss": "binary_crossentropy",
@@ -38,7 +38,7 @@ _OPTIONS: dict[str, Any] = {
 }
 _MODES = {"sgd": "downpour", "downpour": "downpour", "easgd": "easgd"}
 _LOCAL_LR = 0.05
-"""The rate of workers that move by themselves: Paceline's own default for sgd."""
+"""The rate of workers that take local steps: Paceline's own default for sgd."""
 
 
 class Algo:
@@ -47,7 +47,7 @@ class Algo:
         Algo("adam", loss="categorical_crossentropy", sync_every=1, learning_rate=0.001)
         Algo(None, loss="mse", mode="easgd", sync_every=10, elastic_lr=0.05, elastic_momentum=0.9)
 
-    `optimizer` is the master's: sgd, adadelta, rmsprop or adam, its settings are further keywords.
+    `optimizer` is the master's: sgd, adadelta, rmsprop or adam; its settings are further keywords.
     `validate_every` counts updates of the master (0: no validation; by default every epoch is
     validated). `elastic_lr` is the rate of the workers' sgd, 1.0 where each push is one gradient,
     that is for mode sgd and `sync_every` 1, and 0.05 otherwise.
@@ -73,11 +73,11 @@ class Algo:
 
     def __str__(self) -> str:
         names = (name for name in _OPTIONS if getattr(self, name) not in (None, {}))
-        told = [f"{name}: {getattr(self, name)}" for name in names]
-        return "\n".join([f"optimizer: {self.optimizer_name}", *told])
+        lines = [f"{name}: {getattr(self, name)}" for name in names]
+        return "\n".join([f"optimizer: {self.optimizer_name}", *lines])
 
     def _read_server(self, name: str | None, given: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The master's optimizer in Paceline's words; every keyword must be known."""
+        """The master's optimizer as settings of Paceline; every keyword must be known."""
         elastic = _MODES[self.mode] == "easgd"
         if not elastic and name not in _SERVER_SETTINGS:
             raise ConfigError(unknown_name("optimizer", name, _SERVER_SETTINGS))

@@ -1,4 +1,4 @@
-"""Model builders: how every rank makes the model, in mpi_learn's words."""
+"""mpi_learn's model builders: how every rank makes the model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paceline.training.build import call_seeded
 
 
 class ModelBuilder:
-    """Derive from it and override `build_model`: it takes nothing and returns the model.
+    """Subclass it and override `build_model`, which takes no arguments and returns the model.
 
     A Keras model, a torch module, or any object with `get_weights`, `set_weights`,
     `train_on_batch` and `test_on_batch`. Every rank builds its own; rank 0's weights count.
@@ -29,7 +29,7 @@ class ModelBuilder:
 
 
 class MPIModel:
-    """What `build_model` may return around the model, as in later versions of mpi_learn."""
+    """A wrapper that `build_model` may return, as in later versions of mpi_learn."""
 
     def __init__(self, model: Any = None, models: Any = None) -> None:
         if model is None or models:
@@ -41,7 +41,7 @@ class MPIModel:
 
 
 class ModelFromJson(ModelBuilder):
-    """A Keras model from the JSON file that `to_json()` gave, without or with `weights`."""
+    """A Keras model from a JSON file written by `to_json()`, optionally with `weights`."""
 
     suffixes: tuple[str, ...] = (".json", ".keras")
 
@@ -57,7 +57,7 @@ class ModelFromJson(ModelBuilder):
         if custom_objects:
             raise ConfigError(
                 f"custom_objects ({', '.join(custom_objects)}): write a ModelBuilder whose "
-                "build_model makes the model; a file then needs no classes of yours"
+                "build_model makes the model; then no file needs your classes"
             )
         self.filename, self.json_str, self.weights = filename, json_str, weights
 
@@ -96,9 +96,9 @@ class ModelFromJsonTF(ModelFromJson):
 
 
 class ModelPytorch(ModelBuilder):
-    """A torch module from a file that `torch.save` wrote, of torch.nn's own classes.
+    """A torch module from a file written by `torch.save`, of torch.nn's own classes.
 
-    `weights` is a state_dict that is loaded into it.
+    `weights` is a state_dict to load into it.
     """
 
     suffixes: tuple[str, ...] = (".torch", ".pt", ".pt2")
@@ -133,8 +133,8 @@ def choose_backend(name: str) -> None:
     keras: Any = sys.modules.get("keras")
     if keras is not None and keras.config.backend() != name:
         raise ConfigError(
-            f"Keras was imported with the backend {keras.config.backend()}, and {name} is asked "
-            f"for; set KERAS_BACKEND={name} before the first import of keras"
+            f"Keras was imported with the backend {keras.config.backend()}, and {name} is "
+            f"wanted; set KERAS_BACKEND={name} before the first import of keras"
         )
     os.environ["KERAS_BACKEND"] = name
 
@@ -145,8 +145,8 @@ def build(builder: ModelBuilder, seed: int) -> Any:
     model = model.model if isinstance(model, MPIModel) else model
     if not is_model(model) and not trains_itself(model):
         raise ReplicaError(
-            f"{type(builder).__name__}.build_model gave a {type(model).__name__}, expected a Keras "
-            f"model, a torch module, or an object with {', '.join(METHODS)}"
+            f"{type(builder).__name__}.build_model returned a {type(model).__name__}, expected a "
+            f"Keras model, a torch module, or an object with {', '.join(METHODS)}"
         )
     return model
 
@@ -156,7 +156,7 @@ def _check_file(name: Any, suffixes: tuple[str, ...]) -> Path:
         raise ConfigError(f"filename is {name!r}, expected the name of one file")
     path = Path(name)
     if path.suffix not in suffixes:
-        raise ConfigError(f"{path} is no file of this kind; expected {', '.join(suffixes)}")
+        raise ConfigError(f"{path} is not a file of this kind; expected {', '.join(suffixes)}")
     if not path.is_file():
         raise ConfigError(f"there is no file {path} (looked for {path.absolute()})")
     return path

@@ -1,4 +1,4 @@
-"""Data: where batches come from, in mpi_learn's words."""
+"""mpi_learn's Data: where batches come from."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paceline.errors import ConfigError
 
 
 class Data:
-    """Derive from it and override `load_data`, or `generate_data`.
+    """Subclass it and override `load_data`, or `generate_data`.
 
     `load_data(name)` returns (X, Y) of a file, each an array or a list of arrays. `generate_data`
     yields batches ([x1, ...], [y1, ...]) of the files in `self.file_names` and returns after one
-    epoch. Either way Paceline deals samples, not files, to the workers: it asks for one file at a
-    time and makes batches of `batch_size` of its own, shuffled, none left out.
+    epoch. Either way Paceline gives the workers samples, not files: it loads one file at a time and
+    makes its own batches of `batch_size`, shuffled, with every sample used.
     """
 
     def __init__(self, batch_size: int, cache: str | None = None) -> None:
@@ -35,7 +35,7 @@ class Data:
         self.caching_directory = cache or None
 
     def set_file_names(self, file_names: Sequence[Any]) -> None:
-        """The files that the other methods are about."""
+        """The files that the other methods use."""
         self.file_names = list(file_names)
 
     def load_data(self, in_file: Any) -> tuple[Any, Any]:
@@ -63,7 +63,7 @@ class Data:
             yield left
 
     def inf_generate_data(self) -> Iterator[tuple[Any, Any]]:
-        """The same, again and again."""
+        """The same, repeated forever."""
         while True:
             yield from self.generate_data()
 
@@ -75,7 +75,7 @@ class Data:
         """Called when training is over."""
 
     def is_numpy_array(self, data: Any) -> bool:
-        """Whether it is one array, and not a list of them."""
+        """Whether it is one array, not a list of them."""
         return isinstance(data, np.ndarray)
 
     def get_num_samples(self, data: Any) -> int:
@@ -96,7 +96,7 @@ class Data:
 class H5Data(Data):
     """HDF5 files with the datasets, or groups of datasets, `features` and `labels`.
 
-    They are read in pieces, never whole, and ahead of training: `preloading` needs nothing.
+    They are read in pieces, never whole, and ahead of training: `preloading` has no effect.
     """
 
     def __init__(

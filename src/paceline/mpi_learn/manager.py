@@ -1,4 +1,4 @@
-"""MPIManager: what a script for mpi_learn starts training with, on top of Paceline's Trainer."""
+"""MPIManager: starts the training of an mpi_learn script, on top of Paceline's Trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paceline.errors import ConfigError
 from paceline.mpi_learn.algo import Algo
 from paceline.mpi_learn.builders import ModelBuilder
 from paceline.mpi_learn.data import Data
-from paceline.mpi_learn.process import MPIProcess, Wishes
+from paceline.mpi_learn.process import MPIProcess, RunRequest
 from paceline.mpi_learn.stops import read_stops
 from paceline.runtime.failure import fail
 from paceline.runtime.world import init
@@ -21,7 +21,7 @@ _log = logging.getLogger("paceline.mpi_learn")
 
 
 class MPIManager:
-    """Trains what the builder makes on the data, as the Algo says, on all ranks of `comm`.
+    """Trains the builder's model on the data, by the Algo, on all ranks of `comm`.
 
         manager = MPIManager(MPI.COMM_WORLD, data, algo, builder, 3, train_files, val_files)
         if comm.Get_rank() == 0:
@@ -31,7 +31,7 @@ class MPIManager:
     As in mpi_learn, rank 0 trains when `process.train()` is called, and every other rank at once,
     in this constructor. `train_list` and `val_list` are names of files, or the name of a list of
     them. `num_masters` ranks hold the centre and do not train; 0: all ranks train. Keywords that
-    are not listed are settings of the run, as `run_dir`, `seed` or `progress`.
+    are not listed are settings of the run, such as `run_dir`, `seed` or `progress`.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class MPIManager:
         self.worker_id = self.world.rank
         self.comm_block, self.comm_masters = comm, None
         if monitor or thread_validation:
-            _log.info("monitor and thread_validation need nothing: see docs/from-mpi-learn.md")
+            _log.info("monitor and thread_validation have no effect: see docs/from-mpi-learn.md")
         saving = {} if checkpoint is None else _save_to(checkpoint, checkpoint_interval)
         stops = read_stops(early_stopping, target_metric)
-        wishes = Wishes(
+        request = RunRequest(
             num_epochs,
             train_list,
             val_list,
@@ -84,7 +84,7 @@ class MPIManager:
             verbose,
             {"stop": stops, **saving, **settings},
         )
-        self.process = MPIProcess(self.world, data, algo, model_builder, wishes)
+        self.process = MPIProcess(self.world, data, algo, model_builder, request)
         if self.world.rank:
             self.process.train()
         elif self.world.size > 1:
@@ -107,11 +107,9 @@ class MPIManager:
         """Nothing to do: the communicator is the script's own."""
 
     def _check_trained(self) -> None:
-        """The others train already, and would wait for ever for a rank 0 that never does."""
+        """The other ranks are training, and would wait forever for a rank 0 that never does."""
         if not self.process.began:
-            error = (
-                "rank 0 ended and has not called manager.process.train(); the others wait for it"
-            )
+            error = "rank 0 ended without calling manager.process.train(); the others wait for it"
             fail(self.world, ConfigError(error))
 
 
@@ -131,20 +129,20 @@ def _refuse(num_processes: int, worker_callbacks: Any, custom_objects: Any) -> N
 
 
 def _check_comm(comm: Any, world: World) -> None:
-    """Training is for all ranks that were started, in the world's order."""
+    """All started ranks train, in the world's order."""
     if comm is None:
         return
     size, rank = comm.Get_size(), comm.Get_rank()
     if (size, rank) != (world.size, world.rank):
         raise ConfigError(
             f"comm has {size} ranks, of which this is {rank}, and the world {world.size}, of which "
-            f"this is {world.rank}; pass MPI.COMM_WORLD, and start each training as a job of its "
-            "own (mpirun, srun or paceline run)"
+            f"this is {world.rank}; pass MPI.COMM_WORLD, and start each training as a separate "
+            "job (mpirun, srun or paceline run)"
         )
 
 
 def _fit_masters(masters: int, world: World, synchronous: bool) -> int:
-    """Alone there is nobody to be a master, and workers that meet all at once need none."""
+    """A single rank cannot spare a master, and synchronous workers need none."""
     if not isinstance(masters, int) or masters < 0:
         raise ConfigError(f"num_masters is {masters!r}, expected 0 or more")
     return 0 if world.size == 1 or synchronous else masters

@@ -13,7 +13,7 @@ FILES = {"mnist": "mnist_arch.json", "mnist_pytorch": "mnist_pytorch_arch.torch"
 
 
 def write_model(name: str, folder: Path) -> Path:
-    """Write the model file into the folder; its path."""
+    """Write the model file into the folder; returns its path."""
     if name not in FILES:
         raise ConfigError(f"there is no model {name!r} to build; known: {', '.join(FILES)}")
     path = folder / FILES[name]
@@ -31,7 +31,7 @@ def write_model(name: str, folder: Path) -> Path:
 
 
 def mnist_architecture() -> dict[str, Any]:
-    """The convolutional network for MNIST as Keras 3 writes it; no Keras is needed to say it.
+    """The convolutional network for MNIST as Keras 3 writes it; does not need Keras.
 
     Images (n, 28, 28, 1) to the probabilities of ten digits; 600,810 parameters.
     """

@@ -17,16 +17,16 @@ _ACCURACIES = ("acc", "accuracy")
 
 
 def trains_itself(model: Any) -> bool:
-    """Whether it has the methods that mpi_learn asks of a model."""
+    """Whether it has the methods that mpi_learn requires of a model."""
     return all(callable(getattr(model, name, None)) for name in METHODS)
 
 
 class OwnModelReplica(VectorReplica):
-    """What a call of `train_on_batch` takes from the weights is the gradient; applying it is
+    """What a call of `train_on_batch` subtracts from the weights is the gradient; applying it is
     subtracting it. So the model's own optimizer, whatever it is, does the training.
 
-    Every rule works: downpour pushes what was taken, easgd and average see the weights. The model
-    keeps its optimizer's state to itself: a run that is resumed begins with a fresh one.
+    Every rule works: downpour pushes what was subtracted, easgd and average use the weights. The
+    optimizer's state stays inside the model: a resumed run begins with a fresh one.
     """
 
     def __init__(self, model: Any) -> None:
@@ -37,8 +37,8 @@ class OwnModelReplica(VectorReplica):
         super().__init__(Layout.of(described), weights)
         self._in_model = self._vector.copy()
 
-    def _show(self) -> None:
-        """Let the model have the weights of the vector."""
+    def _sync_model(self) -> None:
+        """Give the model the weights of the vector."""
         if not np.array_equal(self._vector, self._in_model):
             entries, views = self.layout.entries, self.layout.views(self._vector)
             pairs = zip(entries, views, strict=True)
@@ -46,7 +46,7 @@ class OwnModelReplica(VectorReplica):
             self._in_model[:] = self._vector
 
     def gradients(self, batch: BatchLike, weight: float = 1.0, add: bool = False) -> float:
-        self._show()
+        self._sync_model()
         loss = _values(self.module.train_on_batch(batch.inputs, batch.targets))[0]
         self.layout.gather(self.module.get_weights(), self._in_model)
         taken: Vector = self._vector - self._in_model
@@ -61,7 +61,7 @@ class OwnModelReplica(VectorReplica):
 
     def release(self) -> None:
         super().release()
-        self._show()
+        self._sync_model()
 
     def reset_optimizer(self) -> None:
         """It is the model's own."""
@@ -70,7 +70,7 @@ class OwnModelReplica(VectorReplica):
         self.learning_rate = factor
 
     def evaluate(self, batch: BatchLike) -> dict[str, float]:
-        self._show()
+        self._sync_model()
         values = _values(self.module.test_on_batch(batch.inputs, batch.targets))
         sums = {"loss": values[0] * batch.samples, "samples": float(batch.samples)}
         for name, value in zip(_metrics_names(self.module), values, strict=False):
@@ -85,7 +85,7 @@ class OwnModelReplica(VectorReplica):
         return {}
 
     def accept_optimizer_state(self, state: dict[str, Any]) -> None:
-        """There is none that Paceline knows of."""
+        """The model keeps it."""
 
     def save(self, path: Path) -> Path:
         views = zip(self.layout.entries, self.layout.views(self._vector), strict=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from paceline.comm import World
 from paceline.config.run import RunConfig
+from paceline.data import Source
 from paceline.frameworks.registry import is_model
 from paceline.mpi_learn.algo import Algo
 from paceline.mpi_learn.builders import ModelBuilder, build
@@ -24,7 +25,7 @@ from paceline.training.trainer import Result, Trainer
 
 _log = logging.getLogger("paceline.mpi_learn")
 _NAMES = {"train_loss": "loss", "val_loss": "val_loss", "val_accuracy": "val_acc"}
-"""Figures of an epoch, and what mpi_learn calls them."""
+"""Metrics of an epoch, and what mpi_learn calls them."""
 
 _PATIENCE_S = 30.0
 
@@ -32,8 +33,8 @@ Histories = dict[str, dict[str, list[float]]]
 
 
 @dataclass(frozen=True)
-class Wishes:
-    """What the manager was told about the run."""
+class RunRequest:
+    """The run that the manager was asked for."""
 
     epochs: int
     train: Sequence[Any] | str
@@ -48,7 +49,7 @@ class MPIProcess:
     """This rank's part: `train()` trains once, together with all other ranks."""
 
     def __init__(
-        self, world: World, data: Data, algo: Algo, builder: ModelBuilder, wishes: Wishes
+        self, world: World, data: Data, algo: Algo, builder: ModelBuilder, request: RunRequest
     ) -> None:
         self.rank = world.rank
         self.data, self.algo, self.model_builder = data, algo, builder
@@ -56,10 +57,10 @@ class MPIProcess:
         self.result: Result | None = None
         self.histories: Histories = {}
         self.began = False
-        self._world, self._wishes = world, wishes
+        self._world, self._request = world, request
 
     def train(self) -> Histories:
-        """Train to the end; the figures of each epoch, by their names, under the key "0"."""
+        """Train to the end; returns the metrics of each epoch, by name, under the key "0"."""
         if not self.began:
             self.began = True
             self._gather()
@@ -70,7 +71,7 @@ class MPIProcess:
         return self.histories
 
     def _gather(self) -> None:
-        """Wait for all ranks: rank 0 comes when its script says so, and may have forgotten to."""
+        """Wait for all ranks; warn if rank 0, whose script decides when, takes long."""
         waiting = Timer(
             _PATIENCE_S, _log.warning, ("waiting for rank 0 to call manager.process.train()",)
         )
@@ -80,7 +81,7 @@ class MPIProcess:
         waiting.cancel()
 
     def record_details(self, json_name: str | None = None, meta: Any = None) -> Histories:
-        """Write history, time and where the model is as JSON; on rank 0 alone."""
+        """Write history, time and the model's place as JSON, on rank 0 only."""
         if self.result is not None and self.rank == 0:
             summary, run_dir = self.result.summary, self.result.run_dir
             facts = {"train_time": summary["seconds"], "history": self.histories}
@@ -89,8 +90,8 @@ class MPIProcess:
         return self.histories
 
     def _make_trainer(self) -> Trainer:
-        wishes, algo = self._wishes, self.algo
-        seed = wishes.settings.get("seed", RunConfig().seed)
+        request, algo = self._request, self.algo
+        seed = request.settings.get("seed", RunConfig().seed)
         model = build(self.model_builder, seed)
         own: dict[str, Any] = {}
         if is_model(model):
@@ -99,26 +100,26 @@ class MPIProcess:
             if hasattr(model, "compile"):
                 model.compile(loss=algo.loss, optimizer=algo.optimizer(), metrics=["accuracy"])
             model = OwnModelReplica(model)
-        train = open_files(self._world, self.data, wishes.train, "training")
+        train = open_files(self._world, self.data, request.train, "training")
         pace = self._read_pace(train)
-        validates = pace is not None and len(wishes.validation) > 0
+        validates = pace is not None and len(request.validation) > 0
         validation = None
         if validates:
             own["validate_every"] = pace
-            validation = open_files(self._world, self.data, wishes.validation, "validation")
+            validation = open_files(self._world, self.data, request.validation, "validation")
         return Trainer(
             model,
             train,
             validation,
-            callbacks=[*wishes.callbacks, *([_Verbose()] if wishes.verbose else [])],
-            rule=wishes.rule,
-            epochs=wishes.epochs,
-            data={"batch_size": self.data.batch_size, **file_settings(self.data, wishes.train)},
+            callbacks=[*request.callbacks, *([_Verbose()] if request.verbose else [])],
+            rule=request.rule,
+            epochs=request.epochs,
+            data={"batch_size": self.data.batch_size, **file_settings(self.data, request.train)},
             **own,
-            **wishes.settings,
+            **request.settings,
         )
 
-    def _read_pace(self, train: Any) -> int | None:
+    def _read_pace(self, train: Source | str) -> int | None:
         """Epochs between validations, from a number of updates; None: no validation."""
         every = self.algo.validate_every
         if every is None:
@@ -127,14 +128,14 @@ class MPIProcess:
             return None
         samples = count_samples(self._world, self.data, train)
         per_update = self.data.batch_size * self.algo.sync_every
-        if self._wishes.rule.get("synchronous"):
+        if self._request.rule.get("synchronous"):
             per_update *= self._world.size
         epochs = every * per_update / samples
         pace = max(1, round(epochs))
         if abs(epochs - pace) > 0.01 and self.rank == 0:
             _log.warning(
-                "validate_every is %s updates, that is %.2f epochs; validation comes at the end "
-                "of epochs: of each %s",
+                "validate_every is %s updates, that is %.2f epochs; validation runs at the end of "
+                "epochs: of each %s",
                 every,
                 epochs,
                 "one" if pace == 1 else f"{pace}th",
@@ -143,14 +144,14 @@ class MPIProcess:
 
 
 class _Verbose(Callback):
-    """Tells the loss of every batch of the leading rank."""
+    """Logs the loss of every batch of the leading rank."""
 
     def on_batch_end(self, trainer: Trainer, step: int, logs: Logs) -> None:
         _log.info("step %d: loss %s", step, logs.get("loss"))
 
 
 def _by_name(history: History) -> dict[str, list[float]]:
-    """The figures of each epoch as lists; those that were not measured are left out."""
+    """The metrics of each epoch as lists, without those that were not measured."""
     columns: dict[str, list[float]] = {}
     for record in history:
         figures = {theirs: getattr(record, ours) for ours, theirs in _NAMES.items()}

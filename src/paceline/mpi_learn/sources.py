@@ -1,4 +1,4 @@
-"""The files of a user's Data object as a source of samples."""
+"""The files of a Data object as a source of samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
 from paceline.core.nests import leaves, map_leaves
 from paceline.core.user_code import describe_failure
-from paceline.data import open_data
+from paceline.data import Source, open_data
 from paceline.data.files.blocks import WINDOW_BYTES, BlockCache, BlockSource
 from paceline.data.files.keys import Keys
 from paceline.data.files.reader import Column
@@ -24,13 +24,13 @@ from paceline.errors import ConfigError, DataError, PacelineError
 from paceline.mpi_learn.data import Data, H5Data
 
 _reading = Lock()
-"""Users' methods need not bear two threads: training is fed by one, validation by another."""
+"""Your methods need not be thread-safe: one thread feeds training, another validation."""
 
 
-def open_files(world: World, data: Data, files: Sequence[Any] | str, part: str) -> Any:
+def open_files(world: World, data: Data, files: Sequence[Any] | str, part: str) -> Source | str:
     """What the Trainer reads samples from: HDF5 files directly, others through the Data object.
 
-    Rank 0 looks into the files, and tells the others what they hold.
+    Rank 0 inspects the files, and sends the others what it found.
     """
     if not _is_plain_hdf5(data):
         if isinstance(files, str):
@@ -49,13 +49,13 @@ def open_files(world: World, data: Data, files: Sequence[Any] | str, part: str) 
 
 
 def file_settings(data: Data, files: Sequence[Any] | str) -> dict[str, Any]:
-    """The settings that go with files which Paceline opens by name."""
+    """The settings for files that Paceline opens by name."""
     cache = data.caching_directory
     if not _is_plain_hdf5(data):
         if cache:
             raise ConfigError(
                 f"cache is {cache!r}: copies are made of files that H5Data reads, and "
-                f"{type(data).__name__} loads its own; leave it out, or copy them in load_data"
+                f"{type(data).__name__} loads its own; omit it, or copy them in load_data"
             )
         return {}
     assert isinstance(data, H5Data)
@@ -63,8 +63,8 @@ def file_settings(data: Data, files: Sequence[Any] | str) -> dict[str, Any]:
     return keys | ({"cache_dir": cache} if cache else {})
 
 
-def count_samples(world: World, data: Data, opened: Any) -> int:
-    """The samples of what `open_files` gave."""
+def count_samples(world: World, data: Data, opened: Source | str) -> int:
+    """The samples of what `open_files` returned."""
     if not isinstance(opened, str):
         return len(opened)
     assert isinstance(data, H5Data)
@@ -78,7 +78,7 @@ def count_samples(world: World, data: Data, opened: Any) -> int:
 
 
 def _is_plain_hdf5(data: Data) -> bool:
-    """Whether no method of the user's own would be passed over."""
+    """Whether reading the files directly would bypass no overridden method."""
     kind = type(data)
     if not isinstance(data, H5Data):
         return False
@@ -86,7 +86,7 @@ def _is_plain_hdf5(data: Data) -> bool:
 
 
 def _write_list(names: Sequence[Any]) -> str:
-    """A list of these files, for the cache, which knows files by name."""
+    """A list of these files, for the cache, which takes names."""
     with NamedTemporaryFile("w", suffix=".list", prefix="paceline-", delete=False) as file:
         file.writelines(f"{Path(name).absolute()}\n" for name in names)
     atexit.register(Path(file.name).unlink, missing_ok=True)
@@ -103,10 +103,10 @@ class Counted(NamedTuple):
 
 
 class DataSource(BlockSource):
-    """Any samples of any file that the Data object can load; a file is what is read at a time.
+    """Any samples of any file that the Data object can load, one whole file at a time.
 
-    Every file is loaded once at the start, to be counted, unless another rank has `counted` them.
-    After that those used last are kept in memory.
+    Every file is loaded once at the start, to count its samples, unless another rank has `counted`
+    them. After that the most recently used are kept in memory.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class DataSource(BlockSource):
         samples = len(arrays[0]) if arrays else 0
         if samples != last - first:
             raise DataError(
-                f"{_tell(name)} gave {samples} samples, and {last - first} when it was read first; "
+                f"{_show(name)} gave {samples} samples, and {last - first} when it was read first; "
                 "the same number is needed each time"
             )
         return arrays
@@ -158,7 +158,7 @@ class DataSource(BlockSource):
                 raise
             except Exception as error:
                 raise DataError(
-                    f"{_tell(name)} cannot be loaded: {describe_failure(error)}"
+                    f"{_show(name)} cannot be loaded: {describe_failure(error)}"
                 ) from error
         if not arrays:
             return []
@@ -173,23 +173,23 @@ class DataSource(BlockSource):
         lengths = {len(array) for array in arrays}
         if found != self.columns:
             raise DataError(
-                f"{_tell(name)} gave samples of {_describe(found)}, and {_tell(self._names[0])} of "
+                f"{_show(name)} gave samples of {_describe(found)}, and {_show(self._names[0])} of "
                 f"{_describe(self.columns)}; all files must have the same arrays"
             )
         if len(lengths) > 1:
             raise DataError(
-                f"{_tell(name)} gave arrays of {' and '.join(map(str, sorted(lengths)))} samples; "
-                "all must have as many"
+                f"{_show(name)} gave arrays of {' and '.join(map(str, sorted(lengths)))} samples; "
+                "all must have the same number"
             )
 
 
 def _load_file(data: Data, name: Any) -> tuple[Any, Any]:
-    """(X, Y) of one file, from `load_data`, or from the user's own batches; lists of one array
-    are that array."""
+    """(X, Y) of one file, from `load_data`, or from the batches of `generate_data`; lists of one
+    array are that array."""
     if type(data).generate_data is Data.generate_data:
         inputs, targets = data.load_data(name)
         return _unwrap(inputs), _unwrap(targets)
-    alone = copy.copy(data)  # it has file names of its own
+    alone = copy.copy(data)  # with its own file names
     alone.set_file_names([] if name is None else [name])
     batches = [(_unwrap(x), _unwrap(y)) for x, y in alone.generate_data()]
     if not batches:
@@ -211,7 +211,7 @@ def _join(parts: list[Any]) -> Any:
     return np.concatenate(parts)
 
 
-def _tell(name: Any) -> str:
+def _show(name: Any) -> str:
     return "generate_data" if name is None else str(name)
 
 

@@ -1,4 +1,4 @@
-"""What a run tells: events, history, progress, the final table, logging."""
+"""What a run reports: events, history, progress, the final table, logging."""
 
 from paceline.core.files import json_safe, write_atomically
 from paceline.observe.events import EventLog, read_events

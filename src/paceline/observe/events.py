@@ -51,7 +51,7 @@ class EventLog:
         bytes: int = 0,
         **more: Any,
     ) -> None:
-        """Add one event; what is not json_safe is written as null."""
+        """Add one event; NaN and infinity are written as null."""
         if self._file is None:
             return
         # Formatted by hand: json.dumps of the whole event would cost several times as much,
@@ -99,7 +99,7 @@ class EventLog:
         return head
 
     def _give_up(self, error: OSError) -> None:
-        # A full disk must not end a training run that is otherwise well: say so once and go on.
+        # A full disk must not end a training run: warn once and continue.
         file, self._file = self._file, None
         if file is not None:
             self._warn(file, error)
@@ -113,7 +113,7 @@ class EventLog:
 
 
 def read_events(directory: Path) -> list[dict[str, Any]]:
-    """Return the events of all ranks, oldest first; a line torn by a killed rank is left out."""
+    """Return the events of all ranks, oldest first; a line torn by a killed rank is dropped."""
     directory = Path(directory)
     if not directory.is_dir():
         raise DataError(f"No directory {directory} to read events from. Give a run's directory.")
@@ -140,7 +140,7 @@ def _read(path: Path) -> Iterator[dict[str, Any]]:
 def _open_log(path: Path) -> TextIO:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_fifo():  # to open it is to wait for a reader
+        if path.is_fifo():  # opening it would wait for a reader
             raise OSError(errno.EINVAL, NOT_REGULAR)
         _cut_torn_line(path)
         return path.open("a", buffering=BUFFER_BYTES, encoding="ascii", newline="\n")
@@ -158,7 +158,7 @@ def _cut_torn_line(path: Path) -> None:
     with path.open("r+b") as file:
         end = file.seek(0, os.SEEK_END)
         newline = -1
-        # Backwards by blocks, as the log of a long run is too long to read whole.
+        # Backwards by blocks, since the log of a long run is too long to read whole.
         while newline < 0 < end:
             start = max(0, end - BUFFER_BYTES)
             file.seek(start)

@@ -1,4 +1,4 @@
-"""What became of each epoch, and where its time went."""
+"""The results of each epoch, and where its time went."""
 
 import json
 import math
@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
-from paceline.core.files import json_safe, write_atomically
-from paceline.errors import DataError, OutputError
+from paceline.core.files import cannot_write, json_safe, write_atomically
+from paceline.errors import DataError
 
 FORMAT = 2
 
@@ -65,7 +65,7 @@ class EpochRecord:
     samples_per_s: float
     time: TimeSplit = field(default_factory=TimeSplit)
     metrics: dict[str, float] = field(default_factory=dict)
-    """Further figures of the validation, by names as val_auc."""
+    """Further metrics of the validation, by names like val_auc."""
 
 
 class History(list[EpochRecord]):
@@ -91,13 +91,11 @@ class History(list[EpochRecord]):
                 write_atomically(path, "".join(lines))
         except OSError as error:
             self._written = 0  # it may have written half a line
-            raise OutputError(
-                f"{path} cannot be written: {error.strerror}. Choose a place that you can write to."
-            ) from error
+            raise cannot_write(path, error) from error
         self._written = len(self)
 
     def revise_last(self) -> None:
-        """The last record has changed: the next save appends it again, which is what counts."""
+        """The last record has changed: the next save appends it again, and the last one counts."""
         self._written = min(self._written, len(self) - 1)
 
     @classmethod
@@ -129,7 +127,7 @@ class History(list[EpochRecord]):
 
 
 def _line(record: EpochRecord) -> str:
-    """One record as strict JSON; a number that is not json_safe becomes null."""
+    """One record as strict JSON; NaN and infinity become null."""
     return json.dumps(json_safe(asdict(record)), allow_nan=False) + "\n"
 
 

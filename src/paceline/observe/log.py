@@ -1,4 +1,4 @@
-"""Log lines that say which rank speaks."""
+"""Log lines that name the rank."""
 
 import logging
 import sys
@@ -12,8 +12,8 @@ LEVELS = ("debug", "info", "warning", "error")
 def setup_logging(rank: int, size: int, level: str = "info") -> None:
     """Send the "paceline" logger to stderr as lines like `12:34:56 [rank 3] warning: text`.
 
-    Rank 0 speaks for the world: the others are heard from warnings on. The root logger belongs to
-    the user's script and is left alone. A further call replaces the settings of the one before.
+    Rank 0 logs for the world: the others log only warnings and errors. The root logger belongs to
+    your script and is left alone. A further call replaces the settings of the one before.
     """
     if level not in LEVELS:
         raise ConfigError(f"log level is {level!r}, expected one of {', '.join(LEVELS)}.")
@@ -25,12 +25,12 @@ def setup_logging(rank: int, size: int, level: str = "info") -> None:
     threshold = logging.getLevelNamesMapping()[level.upper()]
     logger.setLevel(threshold if rank == 0 else max(threshold, logging.WARNING))
     logger.addHandler(_RankHandler(rank))
-    # Else a script that configures the root logger would see every line twice.
+    # Otherwise a script that configures the root logger would see every line twice.
     logger.propagate = False
 
 
 class _RankHandler(logging.Handler):
-    """Write to whatever sys.stderr is now: while a bar is drawn, rich stands in for it."""
+    """Write to the current sys.stderr: while a bar is drawn, rich replaces it."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""How numbers are written for people: one way, in the bar, the lines and the final table."""
+"""Numbers as text for the bar, the lines and the final table."""
 
 import math
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from paceline.observe.history import EpochRecord
 
 MISSING = "-"
-WORTH_TELLING = 0.05
-"""Of an epoch's time: who waits longer for data wants to know."""
+WORTH_REPORTING = 0.05
+"""The share of an epoch's time spent waiting for data above which it is reported."""
 
 
 def format_loss(loss: float | None) -> str:
@@ -80,6 +80,6 @@ class Course:
             parts.append(f"{name.replace('_', ' ')} {format_loss(value)}")
         parts += [f"{format_count(record.samples_per_s)} samples/s", f"{record.seconds:.1f} s"]
         waiting = record.time.shares()["data"]
-        if waiting >= WORTH_TELLING:
+        if waiting >= WORTH_REPORTING:
             parts.append(f"{format_percent(waiting, decimals=0)} waiting for data")
         return "  ".join(parts)

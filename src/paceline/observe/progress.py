@@ -1,4 +1,4 @@
-"""What rank 0 shows while the run goes on: a live bar, plain lines, or nothing."""
+"""What rank 0 shows during the run: a live bar, plain lines, or nothing."""
 
 import os
 import sys
@@ -17,10 +17,10 @@ _LAUNCHER_MARKS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_PROCID")
 
 
 class Progress(Protocol):
-    """Tell the user how the run goes; `update` is called every step and must cost nothing."""
+    """Show how the run goes; `update` is called in every step and must cost next to nothing."""
 
     def begin(self, epochs: int, samples_per_epoch: int | None, description: str) -> None:
-        """Announce the run; samples_per_epoch is None when the data cannot tell."""
+        """Announce the run; samples_per_epoch is None if it is unknown."""
 
     def update(self, epoch: int, samples: int, loss: float | None, samples_per_s: float) -> None:
         """Report the samples the world has consumed in `epoch` (counted from 1) so far."""
@@ -36,7 +36,7 @@ class Progress(Protocol):
 
 
 class NoProgress:
-    """Show nothing: the other ranks, or a user who wants quiet."""
+    """Show nothing: for the other ranks, or progress=off."""
 
     def begin(self, epochs: int, samples_per_epoch: int | None, description: str) -> None:
         pass
@@ -96,7 +96,7 @@ class PlainProgress:
 
 
 class BarProgress:
-    """Draw a live bar for the epoch under way, and a line above it for each finished one."""
+    """Draw a live bar for the current epoch, and a line above it for each finished one."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class BarProgress:
         from rich.progress import BarColumn, TextColumn
         from rich.progress import Progress as RichProgress
 
-        # Forced, because whoever chose the bar knows more about the stream than isatty does.
+        # Forced, since the caller knows more about the stream than isatty does.
         self._console = Console(
             file=stream,
             force_terminal=True,
@@ -120,7 +120,7 @@ class BarProgress:
             highlight=False,
         )
         # No refresh thread: it would take time from the rank that the others wait for. Stderr is
-        # drawn above the bar only if it ends on the terminal too; else it must stay where it goes.
+        # drawn above the bar only if it goes to the terminal, too; otherwise it is left alone.
         self._bar = RichProgress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=None),
@@ -144,7 +144,7 @@ class BarProgress:
         self.message(description)
         self._open = True
         self._bar.start()
-        # rich hides the cursor; a job that is aborted could not bring it back.
+        # rich hides the cursor; an aborted job could not restore it.
         self._console.show_cursor(True)
 
     def update(self, epoch: int, samples: int, loss: float | None, samples_per_s: float) -> None:
@@ -186,8 +186,8 @@ def make_progress(
 ) -> Progress:
     """Choose the display: nothing except on rank 0, a bar on a terminal, else plain lines.
 
-    Under a launcher a rank cannot see the terminal, so whoever starts the ranks sets PACELINE_TTY
-    to the terminal's device, or to 1 or 0; without it a launched rank writes plain lines. The bar
+    Under a launcher a rank cannot see the terminal, so our launcher sets PACELINE_TTY to the
+    terminal's device, or to 1 or 0; without it a launched rank writes plain lines. The bar
     goes straight to the device, since Open MPI's mpirun holds back a line until it is complete.
     """
     if mode not in MODES:
@@ -203,10 +203,10 @@ def make_progress(
 
 
 def has_terminal(env: Mapping[str, str], stream: TextIO) -> bool:
-    """Tell whether somebody watches what this rank writes to `stream`."""
-    told = env.get("PACELINE_TTY", "")
-    if told:
-        return told != "0"
+    """Whether what this rank writes to `stream` appears on a terminal."""
+    setting = env.get("PACELINE_TTY", "")
+    if setting:
+        return setting != "0"
     return not any(mark in env for mark in _LAUNCHER_MARKS) and stream.isatty()
 
 
@@ -217,16 +217,16 @@ def read_width(env: Mapping[str, str]) -> int | None:
 
 
 def _find_terminal(env: Mapping[str, str], stream: TextIO) -> TextIO | None:
-    """Return what to draw a bar on, None when nobody watches."""
-    told = env.get("PACELINE_TTY", "")
-    if told.startswith("/dev/"):
-        return _open_terminal(told)
-    if told not in ("", "0", "1"):
+    """Return what to draw a bar on, None without a terminal."""
+    setting = env.get("PACELINE_TTY", "")
+    if setting.startswith("/dev/"):
+        return _open_terminal(setting)
+    if setting not in ("", "0", "1"):
         raise ConfigError(
-            f"PACELINE_TTY is {told!r}, expected a device, 1 (a terminal) or 0 (none). "
+            f"PACELINE_TTY is {setting!r}, expected a device, 1 (a terminal) or 0 (none). "
             "Correct or unset it."
         )
-    watched = has_terminal(env, stream) and (told or env.get("TERM") != "dumb")
+    watched = has_terminal(env, stream) and (setting or env.get("TERM") != "dumb")
     return stream if watched else None
 
 
@@ -243,7 +243,7 @@ def _open_terminal(device: str) -> TextIO | None:
 
 
 def _spell(text: str, encoding: str | None) -> str:
-    """Return `text` without control characters, and without any that would fail to encode."""
+    """Return `text` without control characters, and without any that cannot be encoded."""
     lines = ("".join(c if c.isprintable() else " " for c in line) for line in text.splitlines())
     encoding = encoding or "utf-8"
     return "\n".join(lines).encode(encoding, "replace").decode(encoding)

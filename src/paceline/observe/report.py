@@ -1,4 +1,4 @@
-"""The table that ends a run: what each epoch reached, and where the time went."""
+"""The table at the end of a run: the results of each epoch, and where the time went."""
 
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,7 +19,7 @@ HEADINGS = (
     "communication",
     "data",
 )
-# Wide enough for every column: a file has no edge at which the table would have to fold.
+# Wide enough for every column: a file has no edge at which the table would have to wrap.
 PLAIN_WIDTH = 120
 ROOMY_WIDTH = 104
 

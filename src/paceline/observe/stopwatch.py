@@ -8,8 +8,8 @@ from paceline.observe.history import TimeSplit
 class Stopwatch:
     """Divide running time among compute, wait, communication and data.
 
-    The loop calls `lap` after each part of a step, with the name of what it just did; every
-    second between `start` and the last lap so falls into exactly one bucket.
+    The loop calls `lap` after each part of a step, with the name of what it just did; so every
+    second between `start` and the last lap falls into exactly one bucket.
 
     >>> watch = Stopwatch()
     >>> _ = watch.start()
@@ -22,12 +22,12 @@ class Stopwatch:
 
     def __init__(self) -> None:
         self.laps = 0
-        """How many there were: it grows while the loop gets on."""
+        """How many laps there were: it grows while the loop advances."""
         self.compute = self.wait = self.communication = self.data = 0.0
         self._last = perf_counter()
 
     def start(self) -> float:
-        """Begin a lap now, forgetting the time since the last one; return the clock."""
+        """Begin a lap now, dropping the time since the last one; return the clock."""
         self._last = now = perf_counter()
         return now
 
@@ -45,12 +45,12 @@ class Stopwatch:
         return TimeSplit(self.compute, self.wait, self.communication, self.data)
 
     def put_back(self, split: TimeSplit) -> None:
-        """Go on from these."""
+        """Continue from these."""
         self.compute, self.wait = split.compute, split.wait
         self.communication, self.data = split.communication, split.data
 
     def take(self) -> TimeSplit:
-        """Return the buckets and empty them; the lap that is under way goes on."""
+        """Return the buckets and empty them; the current lap continues."""
         split = self.peek()
         self.compute = self.wait = self.communication = self.data = 0.0
         return split

@@ -1,4 +1,4 @@
-"""How far a rank has got, told to `paceline tune`, which watches its trials from outside."""
+"""The progress of a rank, reported to `paceline tune`, which watches its trials from outside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paceline.observe.history import TimeSplit
 from paceline.observe.stopwatch import Stopwatch
 
 TRIAL = "PACELINE_TRIAL"
-"""The variable that names the folder of the trial which this process is a rank of."""
+"""The variable that names the folder of the trial that this rank belongs to."""
 
 EVERY_S = 0.25
 _STATUS = Path("/proc/self/status")
@@ -45,11 +45,11 @@ class TrialLog:
         if now >= self._next_s:
             self._next_s = now + EVERY_S
             self._unit = unit
-            self._add_up(watch.peek())
+            self._accumulate(watch.peek())
             self.write()
 
     def write(self) -> None:
-        """Write how far it was at its last step."""
+        """Write the counts at the last step."""
         peak, shared = read_own_memory()
         line = {
             "seconds": self._now_s,
@@ -66,8 +66,8 @@ class TrialLog:
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 
-    def _add_up(self, split: TimeSplit) -> None:
-        """The watch may have been emptied since the last line; what it held by then is lost."""
+    def _accumulate(self, split: TimeSplit) -> None:
+        """The watch may have been emptied since the last line; what it held then is lost."""
         last, self._last = self._last, split
         if _total(split) < _total(last):
             last = TimeSplit()
@@ -79,7 +79,7 @@ def open_trial(rank: int, workers: int) -> TrialLog | None:
     """The log of this rank in a trial; None outside of one.
 
     Only the first loop of a program that asks gets one: counts of two models would mix. A rank on
-    a node that does not see the folder goes without; `workers` tells how many ranks train.
+    a node that does not see the folder has none; `workers` is how many ranks train.
     """
     global _taken
     folder = os.environ.get(TRIAL)
@@ -102,7 +102,7 @@ def _create(folder: Path, name: str) -> TextIO:
 
 
 def read_own_memory(status: Path = _STATUS) -> tuple[int, int]:
-    """The most bytes that this process held, and how many of them others may hold, too."""
+    """The peak memory of this process in bytes, and how much of it others may share."""
     sizes = {}
     with suppress(OSError):
         for line in status.read_text().splitlines():

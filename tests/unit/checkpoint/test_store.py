@@ -165,7 +165,7 @@ def test_a_part_that_never_comes_is_named(tmp_path):
     save_number(store, ONE, 1)
     store.begin(TWO)
     store.write(TWO, "rank-0", {})
-    with pytest.raises(OutputError, match=r"after 0.02 s 1 of 2 parts are not there \(rank-1\)"):
+    with pytest.raises(OutputError, match=r"after 0.02 s 1 of 2 parts are missing \(rank-1\)"):
         store.commit(TWO, ["rank-0", "rank-1"], {}, timeout_s=0.02)
     assert store.names() == [ONE]
     assert hidden(store) == []
@@ -177,7 +177,7 @@ def test_a_rank_that_gives_up_ends_the_waiting_of_the_other(tmp_path):
     timer = threading.Timer(0.05, store.discard, [ONE])
     timer.start()
     began = time.monotonic()
-    with pytest.raises(OutputError, match="another rank may have given it up"):
+    with pytest.raises(OutputError, match="one of which may have given it up"):
         store.commit(ONE, ["model"], {}, timeout_s=100)
     assert time.monotonic() - began < 60
     timer.join()
@@ -213,7 +213,7 @@ def test_a_part_that_is_being_written_again_is_not_there(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "write_file", stop)
     with pytest.raises(KeyboardInterrupt, match="killed"):
         store.write(ONE, "model", {"w": np.ones(100)})
-    with pytest.raises(OutputError, match=r"1 of 1 parts are not there \(model\)"):
+    with pytest.raises(OutputError, match=r"1 of 1 parts are missing \(model\)"):
         store.commit(ONE, ["model"], {}, timeout_s=0)
 
 
@@ -231,7 +231,7 @@ def test_arrays_that_safetensors_does_not_know_are_refused(tmp_path, dtype):
 def test_names_that_leave_the_folder_are_refused(tmp_path):
     store = Store(tmp_path)
     for name in ("../step-1", "step", "/step-1", "step-1/x", ".old-step-1", "step-1\n", ""):
-        with pytest.raises(AssertionError, match="no name of a checkpoint"):
+        with pytest.raises(AssertionError, match="not a name of a checkpoint"):
             store.begin(name)
         with pytest.raises(CheckpointError, match="there is no checkpoint"):
             store.check(name)
@@ -459,13 +459,13 @@ def naming(file, record=None):
         (manifest_of(facts=[]), "no facts"),
         (manifest_of(facts={"a": {"$float": "x"}}), "not one of nan"),
         (manifest_of(facts={"a": {"$array": "x"}}), "'x' is missing"),
-        (naming("../outside.json"), "names '../outside.json', which is no file"),
-        (naming("../../etc/passwd"), "no file of a checkpoint"),
-        (naming("/etc/passwd"), "no file of a checkpoint"),
-        (naming("checkpoint.json"), "no file of a checkpoint"),
-        (naming("."), "no file of a checkpoint"),
-        (naming(""), "no file of a checkpoint"),
-        (naming("a\x00.json"), "no file of a checkpoint"),
+        (naming("../outside.json"), "names '../outside.json', which is not a file"),
+        (naming("../../etc/passwd"), "not a file of a checkpoint"),
+        (naming("/etc/passwd"), "not a file of a checkpoint"),
+        (naming("checkpoint.json"), "not a file of a checkpoint"),
+        (naming("."), "not a file of a checkpoint"),
+        (naming(""), "not a file of a checkpoint"),
+        (naming("a\x00.json"), "not a file of a checkpoint"),
         (naming("model.json"), "without its other half"),
         (
             manifest_of(files={"a.json": {"bytes": True, "crc32": "0" * 8}, "a.safetensors": {}}),
@@ -539,4 +539,4 @@ def test_the_newest_sound_one_is_found_and_each_damaged_one_reported(tmp_path):
     reports.clear()
     assert newest_valid(store, reports.append) is None
     assert len(reports) == 3
-    assert all(report.endswith("; no sound one is left") for report in reports)
+    assert all(report.endswith("; no valid one is left") for report in reports)

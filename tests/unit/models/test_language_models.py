@@ -121,7 +121,7 @@ def test_the_transformer_begins_without_a_favourite():
     [
         (torch.rand(2, 5), r"tokens are torch.float32, expected whole numbers; save them as int16"),
         (torch.zeros(5, dtype=torch.int64), r"shape \(5,\), expected \(n, length\)"),
-        (torch.tensor([[3, 11]]), "token 11 is out of range: the model knows those from 0 to 10"),
+        (torch.tensor([[3, 11]]), "token 11 is out of range: the model takes 0 to 10"),
         (torch.tensor([[3, -1]]), "token -1 is out of range"),
     ],
     ids=["floats", "flat", "too high", "negative"],
