@@ -89,7 +89,7 @@ def test_a_job_of_grid_engine_is_green(grid_engine: Cluster) -> None:
 def test_the_page_is_for_people(ssh_hosts: Cluster) -> None:
     done = ssh_hosts.run([PACELINE, "doctor", "--quick", *HOSTS])
     lines = done.stdout.splitlines()
-    assert lines[-1].startswith("Nothing speaks against training here")
+    assert lines[-1].startswith("No problem found")
     assert "ok    start by ssh     host2 answered" in lines
     assert "\x1b" not in done.stdout
 
@@ -149,7 +149,7 @@ def test_a_missing_host_key(ssh_hosts: Cluster) -> None:
 
 def test_too_few_slots_on_hosts(ssh_hosts: Cluster) -> None:
     told = doctor(ssh_hosts, "--quick", "--hosts", "host1:2,host2:1", "-n", "4")
-    told.fails("slots", "-n 4 ranks are asked for, but the hosts take 3", "Say -n 3 or less")
+    told.fails("slots", "-n 4 ranks were requested, but the hosts take 3", "Use -n 3 or less")
 
 
 def test_too_few_slots_in_a_slurm_job(slurm: Cluster) -> None:
@@ -159,7 +159,7 @@ def test_too_few_slots_in_a_slurm_job(slurm: Cluster) -> None:
 
 def test_too_few_slots_in_a_job_of_grid_engine(grid_engine: Cluster) -> None:
     told = doctor(grid_engine, "--quick", "-n", "5", by=IN_GRID_ENGINE)
-    told.fails("slots", "-n 5 ranks are asked for, but the job was granted 4", "(-pe NAME)")
+    told.fails("slots", "-n 5 ranks were requested, but the job was granted 4", "(-pe NAME)")
 
 
 def test_srun_without_pmi(slurm: Cluster) -> None:

@@ -25,7 +25,7 @@ def test_a_step_by_each_rule_beside_its_peers(paceline, tmp_path):
         assert set(row["peers"]) == {"one", "limit", "ddp-gloo"}
         assert min(row["ours"], *row["peers"].values()) > 0
         assert row["peers"] == rows["linear, bsp"]["peers"]
-    assert rows["linear, easgd"]["notes"]["meets every"] == "10"
+    assert rows["linear, easgd"]["notes"]["exchanges every"] == "10"
     assert rows["linear, easgd"]["notes"]["steps"] % 10 == 0
     assert "linear, gossip" in done.stdout
     assert "step: linear, 2 ranks" in done.stderr

@@ -10,7 +10,7 @@ from typing import Any
 
 from paceline.tools.bench import BENCHES, Bench
 from paceline.tools.bench.machine import describe_machine
-from paceline.tools.bench.options import add_shared_options, settle_rounds
+from paceline.tools.bench.options import add_shared_options, default_rounds
 from paceline.tools.bench.rows import Row, check_plot, plot_rows, render_table, write_rows
 from paceline.training.run_dir import check_writable
 
@@ -31,7 +31,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
-    settle_rounds(args)
+    default_rounds(args)
     _check_places(args)
     bench: Bench = args.measured
     rows = bench.measure(args)

@@ -21,7 +21,7 @@ from paceline.tools.bench.rows import check_plot
 from paceline.tools.tune.command import TrialCommand
 from paceline.tools.tune.plan import Capacity, plan
 from paceline.tools.tune.report import draw, plain, render_notes, render_table
-from paceline.tools.tune.search import Search, best_of, describe_load, tell
+from paceline.tools.tune.search import Search, best_of, describe_load, write_progress
 from paceline.tools.tune.trial import Outcome, Stopped, TrialLimits, run_trial, stoppable
 from paceline.training.run_dir import check_writable
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     )
     busy = describe_load(os.getloadavg()[0], available_cores())
     if busy is not None:
-        tell(f"{busy}\n")
+        write_progress(f"{busy}\n")
     code = 0
     try:
         with stoppable():

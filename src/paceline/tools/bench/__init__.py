@@ -1,7 +1,7 @@
-"""Benchmarks: one module each, which says how it is called and measures rows.
+"""Benchmarks: one module each, with its name, its options and the measurement of its rows.
 
-A module here names its ranks' functions by text (`<name>_ranks.py`) and imports neither torch nor
-MPI: the command line loads all of them to list them.
+A module here names the function of its ranks (in `ranks/`) as text and imports neither torch nor
+MPI: the command line loads all modules to list them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from paceline.tools.bench.rows import Row
 
 
 class Bench(Protocol):
-    """What a benchmark's module has."""
+    """The names in a benchmark's module."""
 
     NAME: str
     HELP: str
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add its own options; those that all share are there."""
+        """Add its own options; the shared ones are there already."""
 
     def measure(self, args: argparse.Namespace) -> list[Row]:
         """Measure with these options, showing progress on stderr."""
 
 
 BENCHES: tuple[Bench, ...] = (allreduce, step, ddp, scaling, server, link, memory)
-"""All of them; a new one is a module and a word here."""
+"""All of them; a new one is a module and an entry here."""

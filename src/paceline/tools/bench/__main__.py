@@ -13,9 +13,9 @@ from paceline.tools.bench.harness import read_task, write_answer
 
 
 def main(folder: Path) -> int:
-    """Call the program with the world; rank 0 writes down what it returns."""
+    """Call the function with the world; rank 0 stores its result."""
     program, settings, timeout_s = read_task(folder)
-    # A rank that waits for ever says where it does, and ends all ranks.
+    # A rank that hangs prints where, and ends all ranks.
     faulthandler.dump_traceback_later(timeout_s, exit=True)
     world = init()
     try:

@@ -1,4 +1,4 @@
-"""Starting the ranks of a benchmark, and hearing what they found."""
+"""Start the ranks of a benchmark, and get their result."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def run_ranks(
             raise KeyboardInterrupt
         if code != 0:
             raise LaunchError(
-                f"the ranks of {program} ended with exit code {code}; what they said stands above"
+                f"the ranks of {program} ended with exit code {code}; their messages are above"
             )
         return read_answer(Path(folder))
 
@@ -55,7 +55,7 @@ def run_ranks(
 def write_task(
     folder: Path, program: str, settings: dict[str, Any], timeout_s: float
 ) -> tuple[str, ...]:
-    """Write down what the ranks have to do; return the command that each of them runs."""
+    """Store what the ranks shall do; return the command that each of them runs."""
     task = {"program": program, "settings": settings, "timeout_s": timeout_s}
     (folder / _TASK).write_text(json.dumps(task))
     return (sys.executable, "-m", "paceline.tools.bench", str(folder))
@@ -77,7 +77,7 @@ def read_answer(folder: Path) -> Any:
 
 
 def say(world: World, text: str) -> None:
-    """Show progress, from one rank for all."""
+    """Show progress, from rank 0 alone."""
     if world.rank == 0:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
@@ -95,7 +95,7 @@ def _start(command: tuple[str, ...], ranks: int, threads: int | None) -> int:
 
 @contextmanager
 def _threads(threads: int | None) -> Iterator[None]:
-    """What was asked for wins over what the shell has set, for as long as the ranks run."""
+    """The option wins over what the shell has set, while the ranks run."""
     names = THREAD_VARIABLES if threads else ()
     before = {name: os.environ.get(name) for name in names}
     os.environ |= dict.fromkeys(names, str(threads))

@@ -48,14 +48,14 @@ ip link set lo up
 echo "$pid"
 {stay}
 """
-"""What makes a host of fresh namespaces; then it says its process number and stays.
+"""Makes a host of fresh namespaces, then prints its pid and stays.
 
-The number is asked of /proc, which is still that of the machine: it counts for all hosts."""
+The pid comes from /proc, which is still the machine's: it is valid for all hosts."""
 
 _STAY = "exec cat"
 _STAY_FIRST = "cat; exit 0"
-"""Where it is the first of its namespace: the shell waits, and buries who lost his parent. What is
-not buried would keep the namespace from ending."""
+"""If it is the first of its namespace: the shell waits, and reaps orphans. Processes that are
+not reaped would keep the namespace from ending."""
 
 _AGENT = """#!/bin/sh
 case $1 in
@@ -74,7 +74,7 @@ class Hosts:
         with Hosts("1gbit") as hosts:
             subprocess.run([*hosts.enter(0), "hostname"])
 
-    What leaves a host goes at the given rate at most, as on Ethernet; `None` is as quick as it can.
+    What leaves a host goes at the given rate at most, as on Ethernet; None: unlimited.
     `furnish` is shell text that is run in each host when it is made; `$folder` is the hosts' own.
     With `own_processes` a host sees none but its own. It needs root, to make them.
     """
@@ -92,7 +92,7 @@ class Hosts:
         self.names = tuple(names)
         self.addresses = tuple(f"198.18.0.{1 + host}" for host in range(len(self.names)))
         self.folder = Path()
-        """Seen by all hosts, and removed with them."""
+        """Visible to all hosts, and removed with them."""
         self._furnish = furnish
         self._own_processes = own_processes
         self._stack = ExitStack()
@@ -136,7 +136,7 @@ class Hosts:
         self._do(self._into_machine, "ip", "link", "set", _port(host), "up")
 
     def kill(self, host: int) -> None:
-        """End a host as a failure of its power does: nothing there can say a last word."""
+        """End a host like a power failure: nothing there can react."""
         if not self._own_processes:
             raise ConfigError("a host can be killed where it was made with own_processes=True")
         self._do(self._into_machine, "ip", "link", "delete", _port(host))
@@ -165,11 +165,11 @@ class Hosts:
         slots = ",".join(f"{name}:1" for name in self.names)
         agent = ["--prtemca", "plm_ssh_agent", str(self._agent)]
         placed = [argv[0], "--host", slots, *agent, *argv[1:]]
-        # Each host has its own shared memory, which goes with it, but the files of the machine.
+        # Each host has its own shared memory, which ends with it, but the machine's files.
         return [*self.enter(0), *placed], {**extra, "TMPDIR": str(self.folder)}
 
     def _start_machine(self, stack: ExitStack) -> None:
-        """A namespace of processes: when the first of them ends, Linux ends all others.
+        """A pid namespace: when the first process ends, Linux ends all others.
 
         What joins the hosts is there, too, out of the machine's sight. That process also removes
         the folder, for us who may have been killed; mounts of the hosts are not seen from there.
@@ -185,12 +185,12 @@ class Hosts:
     def _write_names(self) -> None:
         named = list(zip(self.addresses, self.names, strict=True))
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for address, name in named)]
-        # As sockets of IPv6 see them, which torch opens: else it complains of hosts without name.
+        # As IPv6 sockets see them, which torch opens: else it complains about hosts without a name.
         lines += [f"::ffff:{address} {name}" for address, name in named]
         (self.folder / "hosts").write_text("\n".join(lines) + "\n")
 
     def _start_host(self, stack: ExitStack, name: str) -> _Holder:
-        """Make the namespaces of a host; it says the number of the process that keeps them."""
+        """Make the namespaces of a host, and the process that keeps them."""
         argv, more, stay = ["unshare", "--net", "--uts", "--ipc", "--mount"], self._furnish, _STAY
         if self._own_processes:
             argv += ["--pid", "--fork", "--kill-child"]
@@ -246,7 +246,7 @@ class _Holder:
 
     def __init__(self, argv: Sequence[str]) -> None:
         pipe = subprocess.PIPE
-        # A session of its own: a Ctrl-C is for us, and we end the hosts in order.
+        # A session of its own: a Ctrl-C reaches us alone, and we end the hosts in order.
         self._process = subprocess.Popen(
             argv, stdin=pipe, stdout=pipe, stderr=pipe, text=True, start_new_session=True
         )
@@ -254,7 +254,7 @@ class _Holder:
         self.said = ""
 
     def listen(self) -> None:
-        """Wait until it is ready and says a line; the error if it fails instead."""
+        """Wait until it is ready and prints a line; raise its error if it fails."""
         out, errors = self._process.stdout, self._process.stderr
         assert out is not None
         assert errors is not None
@@ -268,7 +268,7 @@ class _Holder:
             )
 
     def end(self) -> None:
-        """Let it go, and wait until it and all in its namespace of processes have ended."""
+        """Release it, and wait until it and all in its pid namespace have ended."""
         with suppress(subprocess.TimeoutExpired):
             self._process.communicate(timeout=_TIMEOUT_S)
             return
@@ -277,7 +277,7 @@ class _Holder:
 
 
 def check_rate(rate: str) -> None:
-    """Refuse what tc would not take for a rate, or take for another."""
+    """Refuse what tc would not read as a rate, or read as another."""
     if not _RATE.fullmatch(rate):
         raise ConfigError(
             f"the rate is {rate!r}, expected a whole number and kbit, mbit or gbit, for example "
@@ -286,7 +286,7 @@ def check_rate(rate: str) -> None:
 
 
 def check_means() -> None:
-    """Say all at once what this machine lacks to make hosts."""
+    """Report everything that this machine lacks to make hosts."""
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]
     problems = []
     if sys.platform != "linux":

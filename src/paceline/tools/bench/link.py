@@ -26,7 +26,7 @@ HELP = "train over a slow network by each rule, against DDP on gloo; makes two h
 
 PEER = "ddp-gloo"
 STEPS = 16
-"""In a round: as long as the longest period of a rule."""
+"""Steps in a round: as many as the longest period of a rule."""
 _PROGRAM = "paceline.tools.bench.ranks.link:measure"
 _USUAL = {"hidden": (2048, 2048), "target": 0.97, "limit_s": 1800.0, "timeout_s": 8 * 3600.0}
 _QUICK = {"hidden": (256, 256), "target": 0.9, "limit_s": 30.0, "timeout_s": 300.0}
@@ -60,7 +60,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
 
 
 def _find_data(args: argparse.Namespace) -> str | None:
-    """Where the full MNIST lies, `None` for the digits; an error before any host is made."""
+    """Where the full MNIST is, None for the digits; an error before any host is made."""
     if args.quick and args.data_dir is None:
         return None
     mnist.load("validation", args.data_dir)
@@ -80,14 +80,14 @@ def run_in_hosts(hosts: Hosts, program: str, settings: dict[str, Any], timeout_s
         raise KeyboardInterrupt
     if code != 0:
         raise LaunchError(
-            f"the ranks of {program} in {len(NAMES)} hosts ended with exit code {code}; what they "
-            "said stands above"
+            f"the ranks of {program} in {len(NAMES)} hosts ended with exit code {code}; their "
+            "messages are above"
         )
     return read_answer(folder)
 
 
 def make_rows(rate: str, target: float, found: dict[str, dict[str, Any]]) -> Iterator[Row]:
-    """Three figures for each contestant, and the peer's beside them; all of a kind together."""
+    """Three figures for each contestant, and the peer's; rows of a kind together."""
     peer = found[PEER]
     ours = {name: facts for name, facts in found.items() if name != PEER}
     for name, facts in ours.items():
@@ -104,7 +104,7 @@ def make_rows(rate: str, target: float, found: dict[str, dict[str, Any]]) -> Ite
 
 
 def _note(target: float, ours: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
-    """How a single run ended; who did not reach the target would have taken longer."""
+    """How a single run ended; one that did not reach the target would have taken longer."""
     notes = {"runs": 1, "accuracy": ours["accuracy"], f"{PEER} accuracy": peer["accuracy"]}
     failed = [name for name, facts in (("ours", ours), (PEER, peer)) if facts["accuracy"] < target]
     return notes | ({"not reached": ", ".join(failed)} if failed else {})

@@ -1,4 +1,4 @@
-"""What a figure was measured on: the machine, the versions."""
+"""The machine and the versions that figures were measured on."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _version(package: str) -> str:
 
 
 def _mpi_library() -> str:
-    """Asked in a process of its own: a launcher must not load what it starts."""
+    """Asked in a process of its own: a launcher must not load MPI."""
     asked = subprocess.run(
         [sys.executable, "-c", _ASK_MPI], capture_output=True, text=True, timeout=60
     )

@@ -24,7 +24,7 @@ _KINDS = {
     "after_step": "resident after a step",
     "before_step": "resident before a step, with gradients",
 }
-"""What the ranks report, and how a row calls it."""
+"""What the ranks report, and its name in rows."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ QUICK = MemoryCase("mnist", (1, 28, 28), 10)
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, default=(1, 2, 4))
-    parser.set_defaults(rounds=1)  # memory hardly varies, and each round starts all ranks anew
+    parser.set_defaults(rounds=1)  # memory hardly varies, and each round restarts all ranks
 
 
 def measure(args: argparse.Namespace) -> list[Row]:

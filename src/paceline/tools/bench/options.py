@@ -31,7 +31,7 @@ def add_counts(parser: argparse.ArgumentParser, default: Sequence[int], least: i
 
 
 def add_shared_options(parser: argparse.ArgumentParser) -> None:
-    """What every benchmark has; one that needs another number of rounds has set it before."""
+    """Options of every benchmark; one that needs another number of rounds has set it before."""
     usual = parser.get_default("rounds") or "5, with --quick 2"
     parser.add_argument("--json", metavar="FILE", help="write the rows as a JSON list")
     parser.add_argument("--plot", metavar="FILE", help="draw the rows (.svg, .png or .pdf)")
@@ -41,10 +41,10 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help=f"times that every contestant runs; the best counts (default: {usual})",
     )
-    parser.add_argument("--quick", action="store_true", help="small cases, to see that it works")
+    parser.add_argument("--quick", action="store_true", help="small cases, to check that it works")
 
 
-def settle_rounds(args: argparse.Namespace) -> None:
+def default_rounds(args: argparse.Namespace) -> None:
     """Fill in the default, which depends on another option."""
     if args.rounds is None:
         args.rounds = 2 if args.quick else 5

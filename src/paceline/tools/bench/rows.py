@@ -1,4 +1,4 @@
-"""What a benchmark found: rows, as a table, as JSON and as a plot."""
+"""The results of a benchmark: rows, as a table, as JSON and as a plot."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def write_rows(rows: Sequence[Row], path: str | Path) -> None:
 
 
 def check_plot(path: str | Path) -> None:
-    """Find out before the measurement, not after it, that its plot cannot be drawn."""
+    """Refuse a plot that cannot be drawn before the measurement, not after it."""
     if Path(path).suffix not in PLOT_SUFFIXES:
         raise ConfigError(f"--plot {path} must end in one of: {', '.join(PLOT_SUFFIXES)}")
     if importlib.util.find_spec("matplotlib") is None:
@@ -71,7 +71,7 @@ def check_plot(path: str | Path) -> None:
 def plot_rows(rows: Sequence[Row], path: str | Path) -> None:
     """Draw a panel per unit: a line per case, a mark for ours and for each peer, on a log scale."""
     check_plot(path)
-    importlib.import_module("matplotlib").use("agg")  # a terminal has no window to show
+    importlib.import_module("matplotlib").use("agg")  # without a window
     pyplot = importlib.import_module("matplotlib.pyplot")
     panels = {unit: [row for row in rows if row.unit == unit] for unit in _units(rows)}
     figure, axes = pyplot.subplots(
@@ -124,7 +124,7 @@ def _cells(row: Row, peers: Sequence[str], notes: Sequence[str]) -> Iterator[str
 
 
 def _figure(value: Any) -> str:
-    """A number with three or more digits that count, anything else as it is.
+    """A number with three or more significant digits, anything else as it is.
 
     >>> [_figure(v) for v in (1234.5, 56.78, 0.01234, None, "bsp")]
     ['1234', '56.8', '0.0123', '-', 'bsp']

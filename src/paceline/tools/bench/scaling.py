@@ -59,7 +59,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
 
 
 def _measure_network(args: argparse.Namespace, network: str) -> list[Row]:
-    """Numbers of ranks in turn, so that whatever else the machine does hits all alike."""
+    """Numbers of ranks in turn, so that other load on the machine affects all alike."""
     batch = QUICK_BATCH if args.quick else BATCHES[network]
     threads = threads_per_rank(max(args.ranks), available_cores())
     best: dict[int, dict[str, Any]] = {}
@@ -85,7 +85,7 @@ def _train(network: str, batch: int, ranks: int, threads: int, images: int) -> d
 
 
 def whole_steps(images: int, batch: int) -> int:
-    """So many images or more that every step has a full batch.
+    """The number of images, rounded up so that every step has a full batch.
 
     >>> whole_steps(1, 64), whole_steps(128, 64), whole_steps(129, 64)
     (64, 128, 192)

@@ -1,4 +1,4 @@
-"""`bench server`: how many exchanges with a centre two workers get done in a second."""
+"""`bench server`: exchanges per second of two workers with a centre."""
 
 from __future__ import annotations
 
@@ -46,5 +46,5 @@ def _measure_size(parameters: int, exchanges: int, rounds: int) -> list[Row]:
 
 
 def _note(ranks: int) -> dict[str, int]:
-    """Who took part: a centre in the node's memory needs no rank."""
+    """How many ranks took part: a centre in the node's memory needs none."""
     return {"ranks": ranks, "naive ranks": RANKS}

@@ -1,4 +1,4 @@
-"""A check: what was looked at, the verdict, what was seen, and what to do about it."""
+"""A check: its subject, the verdict, what was seen, and what to do about it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Verdict = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the page. A warning does not keep training from running, a failure does."""
+    """One line of the page. Training runs despite a warning, but not after a failure."""
 
     name: str
     verdict: Verdict
@@ -28,9 +28,9 @@ NodeCheck = Callable[[NodeInfo], Iterable[Check]]
 
 
 def check_nodes(facts: Mapping[str, NodeInfo], checks: Iterable[NodeCheck]) -> list[Check]:
-    """Run checks on every node; nodes of which the same is said share a line.
+    """Run checks on every node; nodes with the same result share a line.
 
-    What is said of all nodes names none of them.
+    A result of all nodes names none of them.
     """
     hosts_of: dict[Check, list[str]] = {}
     for check in checks:

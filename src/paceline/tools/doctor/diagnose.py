@@ -18,14 +18,14 @@ from paceline.tools.doctor.check import Check, NodeCheck, check_nodes
 from paceline.tools.doctor.hosts import check_answers, check_ports, check_sameness
 from paceline.tools.doctor.machine import MACHINE_CHECKS
 from paceline.tools.doctor.mpi import MPI_CHECKS
-from paceline.tools.doctor.network import check_interfaces, check_routes, name_check
+from paceline.tools.doctor.network import check_interfaces, check_routes, make_name_check
 from paceline.tools.doctor.page import Diagnosis
 from paceline.tools.doctor.python import PYTHON_CHECKS
 from paceline.tools.doctor.scheduler import (
     check_grant,
     check_own_cores,
-    check_room,
     check_scheduler,
+    check_slots,
     check_srun,
     try_srun,
 )
@@ -40,7 +40,7 @@ _SRUN = (
 
 @dataclass(frozen=True)
 class Question:
-    """What doctor is asked about: hosts that are named, else those of a job, else this machine."""
+    """What doctor shall look at: named hosts, else those of a job, else this machine."""
 
     hosts: tuple[Host, ...] = ()
     allocation: Allocation | None = None
@@ -54,16 +54,15 @@ class Question:
 
 
 def diagnose(question: Question) -> Diagnosis:
-    """Look at everything, then start ranks, unless it is known that they cannot be started."""
+    """Check everything, then start ranks, unless it is clear that they cannot start."""
     here = read_node_info()
     remote_shell = choose_remote_shell(question)
     others = [name for name in question.names if not is_here(name)]
     answers = ask_hosts(others, remote_shell)
     facts = {here.host: here}
     facts |= {name: one.facts for name, one in answers.items() if one.facts is not None}
-    between = check_answers(
-        answers, remote_shell[0], _advise(question, remote_shell)
-    ) + check_sameness(facts)
+    between = check_answers(answers, remote_shell[0], _advise(question, remote_shell))
+    between += check_sameness(facts)
     between += check_routes(others, here.interfaces)
     if not any(check.verdict == "fail" for check in between):
         between += check_ports(others, remote_shell, here)
@@ -75,7 +74,7 @@ def diagnose(question: Question) -> Diagnosis:
 
 
 def choose_remote_shell(question: Question) -> tuple[str, ...]:
-    """What runs a program on another host: ssh, or what the scheduler has for it."""
+    """What runs a program on another host: ssh, or the scheduler's own command."""
     if question.hosts or question.allocation is None:
         return SSH
     plan = plan_ranks(len(question.names), 1, (), question.allocation)
@@ -85,7 +84,7 @@ def choose_remote_shell(question: Question) -> tuple[str, ...]:
 
 
 def _advise(question: Question, remote_shell: tuple[str, ...]) -> str:
-    """A job of Grid Engine needs ssh only where its parallel environment starts no ranks."""
+    """A job of Grid Engine needs ssh only if its parallel environment starts no ranks."""
     if question.allocation is None or question.allocation.scheduler != "sge" or remote_shell != SSH:
         return ""
     return (
@@ -95,14 +94,14 @@ def _advise(question: Question, remote_shell: tuple[str, ...]) -> str:
 
 
 def _node_checks(several: bool) -> Sequence[NodeCheck]:
-    network = (name_check(several), check_interfaces)
+    network = (make_name_check(several), check_interfaces)
     return (*PYTHON_CHECKS, *MPI_CHECKS, *MACHINE_CHECKS, *network)
 
 
 def _check_slots(question: Question, facts: dict[str, NodeInfo], here: NodeInfo) -> list[Check]:
     if question.hosts:
         known = facts | {name: here for name in question.names if is_here(name)}
-        return check_room(question.ranks, question.hosts, known)
+        return check_slots(question.ranks, question.hosts, known)
     if question.allocation is not None:
         return check_grant(question.ranks, question.allocation)
     return check_own_cores(question.ranks, here)
@@ -115,23 +114,23 @@ def _try_world(
         return Diagnosis(tuple(checks), facts, None, tried=False)
     blocked = next((check.name for check in between if check.verdict == "fail"), None)
     if blocked is not None:
-        detail = f"no ranks were started, since they could not be: see {blocked} above"
-        checks.append(Check("world", "warn", detail, "Mend that first."))
+        detail = f"no ranks were started, since they cannot start: see {blocked} above"
+        checks.append(Check("world", "warn", detail, "Fix that first."))
         return Diagnosis(tuple(checks), facts)
     started = _started_by()
     if started:
         checks.append(started)
         return Diagnosis(tuple(checks), facts)
-    lacks_room = any(check.name == "slots" and check.verdict == "fail" for check in checks)
-    ranks, options = trial_options(question, None if lacks_room else question.ranks)
+    lacks_slots = any(check.name == "slots" and check.verdict == "fail" for check in checks)
+    ranks, options = trial_options(question, None if lacks_slots else question.ranks)
     trial = run_trial(options)
     checks += judge_trial(trial, ranks, several=len(question.names) > 1)
     return Diagnosis(tuple(checks), facts, trial.seen)
 
 
 def trial_options(question: Question, ranks: int | None) -> tuple[int, list[str]]:
-    """How many ranks to start, and the options of `paceline run` for it: as many as the user
-    means to, else one on each host, but two at least."""
+    """How many ranks to start, and the options of `paceline run` for that: as many as you plan to
+    use, else one on each host, but at least two."""
     count = ranks or max(len(question.names), 2)
     if not question.hosts:
         return count, ["-n", str(count)]
@@ -144,10 +143,10 @@ def trial_options(question: Question, ranks: int | None) -> tuple[int, list[str]
 
 
 def _started_by() -> Check | None:
-    """Ranks of a launcher cannot start others; doctor is meant to be started once."""
+    """A failure if a launcher started doctor: ranks cannot start other ranks."""
     try:
         environment = detect()
-    except LaunchError:  # told among the checks of the scheduler
+    except LaunchError:  # reported by the scheduler's checks
         return None
     if not environment.launched:
         return None

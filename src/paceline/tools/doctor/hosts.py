@@ -1,4 +1,4 @@
-"""The other hosts: are they reached, do they have the same software, the same time?"""
+"""The other hosts: can they be reached, do they have the same software, the same time?"""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from paceline.cluster.hosts import is_here
+from paceline.cluster.network import outside_addresses
 from paceline.launch.preflight.check import HostReply, compare, wrap_remote
 from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check
-from paceline.tools.doctor.network import outside
 from paceline.tools.doctor.reach import Reach, try_both_ways
 
 _SAME = ("Python", "Paceline", "numpy", "torch", "mpi4py", "MPI library", "mpirun")
@@ -21,7 +21,7 @@ _REACH = (sys.executable, "-m", "paceline.tools.doctor.reach")
 def check_answers(
     answers: Mapping[str, HostReply], remote_shell: str, advice: str = ""
 ) -> list[Check]:
-    """Whether the hosts let us in and ran the probe; advice is added to each remedy."""
+    """Whether the hosts accepted us and ran the probe; advice is added to each remedy."""
     name = f"start by {remote_shell}"
     failed = [
         Check(name, "fail", one.problem.what, f"{one.problem.remedy}{advice}", (host,))
@@ -50,11 +50,11 @@ def check_sameness(facts: Mapping[str, NodeInfo]) -> list[Check]:
 
 
 def check_ports(names: Sequence[str], remote_shell: Sequence[str], here: NodeInfo) -> list[Check]:
-    """Whether this host and each other can connect at any port: ssh alone is not enough."""
+    """Whether this host and each other can connect at any port: ssh is not enough."""
     others = [name for name in names if not is_here(name)]
     if not others:
         return []
-    addresses = outside(here.interfaces)
+    addresses = outside_addresses(here.interfaces)
 
     def try_one(name: str) -> Check:
         reach = try_both_ways(name, wrap_remote(remote_shell, name, _REACH), addresses)
@@ -65,7 +65,7 @@ def check_ports(names: Sequence[str], remote_shell: Sequence[str], here: NodeInf
 
 
 def judge_reach(name: str, here: str, reach: Reach) -> Check:
-    """Say which way is blocked."""
+    """Say which direction is blocked."""
     blocked = [
         f"{way} ({problem})"
         for way, problem in ((f"{here} to {name}", reach.there), (f"{name} to {here}", reach.back))

@@ -10,7 +10,7 @@ from paceline.tools.doctor.check import Check, amount
 LEAST_MEMORY, ENOUGH_MEMORY = 500_000_000, 2_000_000_000
 LEAST_SHM, ENOUGH_SHM = 64_000_000, 1_000_000_000
 """Bytes. Two ranks take some 10 MB of shared memory for messages; parameters that ranks share and
-their gradients come on top, several times the size of the model."""
+their gradients add several times the size of the model."""
 
 
 def check_cores(facts: NodeInfo) -> Iterator[Check]:
@@ -26,18 +26,16 @@ def check_cores(facts: NodeInfo) -> Iterator[Check]:
             "cores",
             "warn",
             seen,
-            "If that is not meant: `taskset -pc 0-N $$` frees a shell, else start from another.",
+            "If not intended: `taskset -pc 0-N $$` frees this shell, or start from another.",
         )
     else:
         yield Check("cores", "ok", seen)
 
 
 def check_threads(facts: NodeInfo) -> Iterator[Check]:
-    """Threads beyond the cores take each other's time, and every exchange waits for them."""
+    """More threads than cores slow each other down, and every exchange waits for them."""
     if facts.threads is None:
-        yield Check(
-            "threads", "ok", "OMP_NUM_THREADS is not set: the cores are shared out to ranks"
-        )
+        yield Check("threads", "ok", "OMP_NUM_THREADS is not set: ranks share the cores")
         return
     first = facts.threads.split(",")[0].strip()
     if not first.isdecimal() or int(first) < 1:
@@ -53,7 +51,7 @@ def check_threads(facts: NodeInfo) -> Iterator[Check]:
             "fail",
             f"OMP_NUM_THREADS is {first}, but a rank may use {facts.cores} "
             f"{'core' if facts.cores == 1 else 'cores'}",
-            f"Unset OMP_NUM_THREADS, or say --threads {facts.cores}; or free the cores: see "
+            f"Unset OMP_NUM_THREADS, or give --threads {facts.cores}; or free the cores: see "
             "`taskset -p $$`, and in a job ask for as many cores per task as threads.",
         )
     else:
@@ -79,7 +77,7 @@ def check_memory(facts: NodeInfo) -> Iterator[Check]:
         yield Check(
             "memory",
             "warn",
-            f"{seen}: enough for two ranks or so",
+            f"{seen}: enough for about two ranks",
             "Start few ranks, or ask the scheduler for more memory.",
         )
     else:
@@ -87,13 +85,13 @@ def check_memory(facts: NodeInfo) -> Iterator[Check]:
 
 
 def check_shared_memory(facts: NodeInfo) -> Iterator[Check]:
-    name, mend = "shared memory", "`mount -o remount,size=50% /dev/shm` as root"
+    name, remount = "shared memory", "`mount -o remount,size=50% /dev/shm` as root"
     container = "in a container give it more (`--shm-size=8g`)"
     if not facts.shm_bytes:
         yield Check(
             name,
             "warn",
-            "no /dev/shm: ranks of a node will talk by messages",
+            "no /dev/shm: ranks of a node will exchange messages",
             f"Mount a tmpfs at /dev/shm, or {container}.",
         )
         return
@@ -103,10 +101,12 @@ def check_shared_memory(facts: NodeInfo) -> Iterator[Check]:
             name,
             "fail",
             f"{seen}, at least {amount(LEAST_SHM)} are needed",
-            f"Remove what other jobs left in /dev/shm; {mend}; {container}.",
+            f"Remove what other jobs left in /dev/shm; {remount}; {container}.",
         )
     elif facts.shm_free_bytes < ENOUGH_SHM:
-        yield Check(name, "warn", f"{seen}: models of some MB alone fit", f"{mend}; {container}.")
+        yield Check(
+            name, "warn", f"{seen}: only models of a few MB fit", f"{remount}; {container}."
+        )
     else:
         yield Check(name, "ok", seen)
 

@@ -37,7 +37,7 @@ def check_library(facts: NodeInfo) -> Iterator[Check]:
 
 
 def check_launcher(facts: NodeInfo) -> Iterator[Check]:
-    """mpirun and library must be of one MPI, or each rank finds itself alone."""
+    """mpirun and library must be of one MPI, or each rank is alone."""
     if facts.mpirun is None or facts.mpirun_kind is None:
         yield Check("mpirun", "fail", facts.mpirun_problem or "not found", _INSTALL)
         return
@@ -47,14 +47,14 @@ def check_launcher(facts: NodeInfo) -> Iterator[Check]:
         yield Check(
             "mpirun",
             "warn",
-            f"{seen}; without a library nothing tells whether it fits",
+            f"{seen}; without a library it is unknown whether it fits",
             "See MPI library.",
         )
     elif "unknown" in (facts.mpirun_kind, facts.libmpi_kind):
         yield Check(
             "mpirun",
             "warn",
-            f"{seen}; nothing tells whether it fits the library",
+            f"{seen}; unknown whether it fits the library",
             "The world below is the proof.",
         )
     elif facts.mpirun_kind != facts.libmpi_kind:
@@ -83,7 +83,7 @@ def _same_mpi(facts: NodeInfo, seen: str) -> Iterator[Check]:
             "mpirun",
             "warn",
             f"{seen}, but the library is {library}",
-            "Other versions of one MPI often work together, not always: better use its own mpirun.",
+            "Versions of one MPI often work together, not always: better use its own mpirun.",
         )
     else:
         yield Check("mpirun", "ok", f"{seen}; of the same MPI as the library")
@@ -102,7 +102,7 @@ def check_ulfm(facts: NodeInfo) -> Iterator[Check]:
 
 
 def first_part(version: str) -> str:
-    """The name and number at the head of what an MPI says of itself.
+    """The name and number at the start of an MPI's version text.
 
     >>> first_part("Open MPI v5.0.11, package: Open MPI")
     'Open MPI v5.0.11'

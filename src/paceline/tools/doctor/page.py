@@ -17,12 +17,12 @@ _WORDS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 _NAME_WIDTH = 16
 _LINES = 4
-"""So many hosts get a line of their own."""
+"""Hosts that get a line of their own."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All that doctor found."""
+    """Everything that doctor found."""
 
     checks: tuple[Check, ...]
     facts: dict[str, NodeInfo] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def render_page(diagnosis: Diagnosis, columns: int = 100) -> Iterator[tuple[str,
 
 
 def condense(checks: Sequence[Check]) -> list[Check]:
-    """Of many hosts that are well, each in its own way, the first tells; all that ails stays."""
+    """Of many hosts with different results that are all ok, show the first; show all problems."""
     many = Counter(check.name for check in checks if check.verdict == "ok")
     kept: list[Check] = []
     for check in checks:
@@ -67,7 +67,7 @@ def condense(checks: Sequence[Check]) -> list[Check]:
         if check.verdict != "ok" or left < _LINES:
             kept.append(check)
         elif not any(one.name == check.name and one.verdict == "ok" for one in kept):
-            detail = f"{check.detail} (and so on, on {left} more)"
+            detail = f"{check.detail} (similar on {left} more)"
             kept.append(replace(check, detail=detail))
     return kept
 
@@ -85,7 +85,7 @@ def _render_check(check: Check, columns: int) -> Iterator[tuple[str, str]]:
 
 
 def _wrap(text: str, width: int) -> list[str]:
-    """Paths and commands are not broken: they are there to be copied."""
+    """Paths and commands are not broken, so that they can be copied."""
     lines: list[str] = []
     for line in text.splitlines():
         lines += textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
@@ -93,7 +93,7 @@ def _wrap(text: str, width: int) -> list[str]:
 
 
 def render_pairs(pairs: list[dict[str, Any]]) -> list[str]:
-    """A table of what lies between nodes.
+    """A table of latencies and rates between nodes.
 
     >>> render_pairs([{"nodes": ["a", "b"], "small_s": 4e-5, "bytes_per_s": 1.2e8}])
     ['between nodes   4 KB message      4 MB', 'a - b                  40 us  0.12 GB/s']
@@ -113,5 +113,5 @@ def _conclude(diagnosis: Diagnosis) -> tuple[str, str]:
         problems = "1 problem" if count == 1 else f"{count} problems"
         return _STYLES["fail"], f"Training would not run: {problems}."
     if not diagnosis.tried:
-        return "", "Nothing speaks against training here; no ranks were started (--quick)."
+        return "", "No problem found; no ranks were started (--quick)."
     return _STYLES["ok"], "Training would run here."

@@ -1,4 +1,4 @@
-"""Can two hosts connect to each other at any port, as ranks must? Tried both ways.
+"""Whether two hosts can connect to each other at any port, as ranks must; tried both ways.
 
 This host listens, and so does the other, where this file runs as a program; each tries to connect.
 A connection is closed at once: nothing is read from it. Both stop listening after some seconds.
@@ -27,7 +27,7 @@ _WHOLE_S = 60.0
 
 @dataclass(frozen=True)
 class Reach:
-    """What came of it: empty if it worked, else what went wrong."""
+    """The result: empty if it worked, else the problem."""
 
     there: str
     """From here to the host."""
@@ -36,7 +36,7 @@ class Reach:
 
 
 def try_both_ways(name: str, remote: Sequence[str], own_addresses: Sequence[str]) -> Reach:
-    """Connect to a host and let it connect to one of our addresses.
+    """Connect to a host, and have it connect to one of our addresses.
 
     `remote` is how a command runs there; this file's arguments are added to it.
     """
@@ -52,7 +52,7 @@ def try_both_ways(name: str, remote: Sequence[str], own_addresses: Sequence[str]
         ending = threading.Timer(_WHOLE_S, process.kill)
         ending.start()
         try:
-            found = _talk(name, process)
+            found = _exchange(name, process)
             process.communicate()  # Grid Engine ends the whole job if one of its tasks is killed
             return found
         finally:
@@ -61,21 +61,21 @@ def try_both_ways(name: str, remote: Sequence[str], own_addresses: Sequence[str]
             process.communicate()
 
 
-def _talk(name: str, process: subprocess.Popen[str]) -> Reach:
-    """The other side says its port, then what came of its own attempt."""
+def _exchange(name: str, process: subprocess.Popen[str]) -> Reach:
+    """The other side prints its port, then the result of its own attempt."""
     assert process.stdout is not None
     assert process.stderr is not None
-    port = _told(process.stdout, "port")
+    port = _read_line(process.stdout, "port")
     if port is None or not port.isdecimal():
-        problem = (process.stderr.read().strip().splitlines() or ["it said nothing"])[-1]
+        problem = (process.stderr.read().strip().splitlines() or ["it printed nothing"])[-1]
         return Reach(problem, problem)
     there = connect(addresses_of(name), int(port))
-    back = _told(process.stdout, "back") or "it said nothing"
+    back = _read_line(process.stdout, "back") or "it printed nothing"
     return Reach(there, "" if back == "ok" else back)
 
 
-def _told(lines: Iterable[str], word: str) -> str | None:
-    """What follows the word in the first line that begins with it: a shell may greet before."""
+def _read_line(lines: Iterable[str], word: str) -> str | None:
+    """What follows the word in the first line that begins with it; shells may print a greeting."""
     for line in lines:
         first, _, rest = line.strip().partition(" ")
         if first == word:
@@ -102,45 +102,47 @@ def connect(addresses: Sequence[str], port: int, timeout_s: float = CONNECT_S) -
 def listening(seconds: float = LISTEN_S) -> Iterator[tuple[int, threading.Event]]:
     """Accept connections at a port that is free, and close them at once.
 
-    Yields the port, and what tells that somebody has connected.
+    Yields the port, and an event that is set when somebody has connected.
     """
     family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
     dual = family == socket.AF_INET6
     with socket.create_server(("", 0), family=family, dualstack_ipv6=dual) as listener:
-        met, stop = threading.Event(), threading.Event()
-        thread = threading.Thread(target=_accept, args=(listener, seconds, met, stop), daemon=True)
+        connected, stop = threading.Event(), threading.Event()
+        thread = threading.Thread(
+            target=_accept, args=(listener, seconds, connected, stop), daemon=True
+        )
         thread.start()
         try:
-            yield int(listener.getsockname()[1]), met
+            yield int(listener.getsockname()[1]), connected
         finally:
             stop.set()
             thread.join()
 
 
 def _accept(
-    listener: socket.socket, seconds: float, met: threading.Event, stop: threading.Event
+    listener: socket.socket, seconds: float, connected: threading.Event, stop: threading.Event
 ) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end and not stop.is_set():
         ready, _, _ = select.select([listener], [], [], 0.1)
         if ready:
             listener.accept()[0].close()
-            met.set()
+            connected.set()
 
 
 def main(arguments: Sequence[str]) -> int:
-    """On the other host: say where we listen, try to connect back, wait to be connected to."""
+    """On the other host: print our port, try to connect back, wait for a connection."""
     if len(arguments) < 2 or not arguments[0].isdecimal():
         raise LaunchError("usage: python -m paceline.tools.doctor.reach PORT ADDRESS ...")
-    with listening() as (port, met):
-        _say(f"port {port}")
+    with listening() as (port, connected):
+        _print(f"port {port}")
         problem = connect(arguments[1:], int(arguments[0]))
-        _say(f"back {problem or 'ok'}")
-        met.wait(CONNECT_S)  # until then the other side has given up
+        _print(f"back {problem or 'ok'}")
+        connected.wait(CONNECT_S)  # by then the other side has given up
     return 0
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

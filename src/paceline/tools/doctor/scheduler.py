@@ -1,4 +1,4 @@
-"""The scheduler: which there is, what this job was granted, and what srun can do."""
+"""The scheduler: which one, what this job was granted, and what srun can do."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def check_scheduler(facts: NodeInfo) -> Iterator[Check]:
 
 
 def check_srun(facts: NodeInfo, refused: Mapping[str, str]) -> list[Check]:
-    """srun can start ranks only if it introduces them to each other as their MPI expects.
+    """Whether srun offers a PMI by which ranks of our MPI find each other.
 
-    `refused` tells the plugins that srun names but cannot use, and why.
+    `refused` has the plugins that srun lists but cannot use, and why.
     """
     in_slurm = facts.job.startswith("Slurm") and "srun" in facts.commands
     if not in_slurm or facts.libmpi_kind in (None, "unknown"):
@@ -49,8 +49,8 @@ def check_srun(facts: NodeInfo, refused: Mapping[str, str]) -> list[Check]:
 
 
 def try_srun(facts: NodeInfo) -> dict[str, str]:
-    """Which of srun's fitting plugins it cannot use, and what it says: it names those, too, whose
-    libraries are missing. Outside of a Slurm job nothing is tried."""
+    """Which of the fitting plugins srun cannot use, and why: it also lists those whose libraries
+    are missing. Nothing is tried outside of a Slurm job."""
     if not facts.job.startswith("Slurm"):
         return {}
     found = {}
@@ -63,12 +63,12 @@ def try_srun(facts: NodeInfo) -> dict[str, str]:
 
 
 def fitting_pmi(facts: NodeInfo) -> list[str]:
-    """Those of srun's plugins that ranks of our MPI understand."""
+    """Those of srun's plugins that our MPI can use."""
     return fitting_plugins(facts.libmpi_kind, facts.srun_mpi)
 
 
 def _is_alone(facts: NodeInfo) -> bool:
-    """Whether srun has started this among others that it cannot find."""
+    """Whether srun has started this with others that it cannot find."""
     wanted = "PMIX_RANK" if facts.libmpi_kind == "openmpi" else "PMI_RANK"
     return facts.started_by == "slurm-step" and (facts.granted or 1) > 1 and wanted not in facts.pmi
 
@@ -85,10 +85,10 @@ def _alone(facts: NodeInfo, fitting: list[str], seen: str) -> Check:
     )
 
 
-def check_room(
+def check_slots(
     ranks: int | None, hosts: tuple[Host, ...], facts: dict[str, NodeInfo]
 ) -> list[Check]:
-    """Whether the hosts that were named take so many ranks."""
+    """Whether the named hosts have slots for so many ranks."""
     slots = {h.name: h.slots or (facts[h.name].cores if h.name in facts else 1) for h in hosts}
     return _compare(ranks, slots, "the hosts take", "give more after the names (a:8,b:8)")
 
@@ -97,8 +97,8 @@ def check_own_cores(ranks: int | None, here: NodeInfo) -> list[Check]:
     """Whether this machine has a core for each rank."""
     if ranks is None or ranks <= here.cores:
         return []
-    detail = f"-n {ranks} ranks are asked for, and {here.cores} cores can be used: they share them"
-    return [Check("slots", "warn", detail, f"Say -n {here.cores} or less.")]
+    detail = f"-n {ranks} ranks were requested, and {here.cores} cores are usable: ranks share them"
+    return [Check("slots", "warn", detail, f"Use -n {here.cores} or less.")]
 
 
 def check_grant(ranks: int | None, allocation: Allocation) -> list[Check]:
@@ -113,6 +113,6 @@ def _compare(ranks: int | None, slots: dict[str, int], who: str, more: str) -> l
     total = sum(slots.values())
     listed = ", ".join(f"{name}:{count}" for name, count in slots.items())
     if ranks is not None and ranks > total:
-        detail = f"-n {ranks} ranks are asked for, but {who} {total} ({listed})"
-        return [Check("slots", "fail", detail, f"Say -n {total} or less, or {more}.")]
+        detail = f"-n {ranks} ranks were requested, but {who} {total} ({listed})"
+        return [Check("slots", "fail", detail, f"Use -n {total} or less, or {more}.")]
     return [Check("slots", "ok", f"{who} {total} ranks ({listed})")]

@@ -1,6 +1,6 @@
-"""What the ranks of doctor's trial do: form a world and measure it. Rank 0 says what it saw.
+"""What the ranks of doctor's trial do: form a world and measure it. Rank 0 reports.
 
-The last line that it writes begins with MARK; the rest of it is JSON.
+The last line that it prints begins with MARK; the rest of it is JSON.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from paceline.tools.doctor.world import LARGE_BYTES, MARK, PAIR_BYTES, SMALL_BYT
 
 _ROUNDS, _SMALL_TIMES, _LARGE_TIMES = 4, 25, 1
 _ALL_PAIRS = 8
-"""Up to so many nodes every pair is measured; beyond it each node and the next."""
+"""Up to this many nodes every pair is measured; beyond that, each node and the next."""
 
 
 def measure(world: World) -> dict[str, Any]:
-    """What doctor reports of the world. All ranks call it together."""
+    """What doctor reports about the world. All ranks call it together."""
     ranks = world.allgather_values(
         (world.node, len(affinity()), os.environ.get("OMP_NUM_THREADS", ""))
     )
@@ -44,7 +44,7 @@ def measure(world: World) -> dict[str, Any]:
 
 
 def pairs(nodes: list[str]) -> list[tuple[str, str]]:
-    """Which nodes are measured together.
+    """The pairs of nodes to measure.
 
     >>> pairs(["a", "b", "c"])
     [('a', 'b'), ('a', 'c'), ('b', 'c')]
@@ -55,7 +55,7 @@ def pairs(nodes: list[str]) -> list[tuple[str, str]]:
 
 
 def _sum_is_right(world: World) -> bool:
-    """Whether a sum over all ranks is what it must be."""
+    """Whether a sum over all ranks is correct."""
     values = np.full(1000, float(world.rank + 1))
     world.all_reduce(values)
     return all(world.allgather_values(bool((values == world.size * (world.size + 1) / 2).all())))
@@ -67,9 +67,9 @@ def _sum(world: World, nbytes: int) -> Callable[[], None]:
 
 
 def _time(world: World, act: Callable[[], None], times: int) -> float:
-    """Seconds that one act takes at best, after a first for warming up.
+    """Seconds per call, the best of several rounds, after a warm-up.
 
-    At best of some rounds: others may be busy on the machine for a moment.
+    The best, since other programs may be busy on the machine for a moment.
     """
     act()
     taken = []

@@ -1,4 +1,4 @@
-"""The proof: start ranks as `paceline run` does, let them form a world, and judge what they saw."""
+"""The proof: start ranks as `paceline run` does, and judge the world that they form."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from paceline.tools.doctor.check import Check
 
 MARK = "paceline-trial "
-"""Begins the line in which rank 0 says what it saw."""
+"""Begins the line of rank 0's report."""
 SMALL_BYTES, LARGE_BYTES, PAIR_BYTES = 4096, 16 * 2**20, 4 * 2**20
-"""Of the sums that all ranks take part in, and of messages between two nodes."""
+"""Of the all-reduces, and of messages between two nodes."""
 TRIAL_S = 90.0
-"""Longer than a start and the measuring take on any sound network."""
+"""Longer than start and measurement take on any working network."""
 _END_S = 20.0
 _LAST_LINES = 12
 
 
 @dataclass(frozen=True)
 class Trial:
-    """How the ranks ended: what rank 0 saw, or what the launcher said."""
+    """How the ranks ended: rank 0's report, or the launcher's message."""
 
     seen: dict[str, Any] | None
     said: str = ""
@@ -33,7 +33,7 @@ class Trial:
 
 
 def run_trial(options: Sequence[str], timeout_s: float = TRIAL_S) -> Trial:
-    """Start ranks with these options of `paceline run`; when time is up, all of them are ended."""
+    """Start ranks with these options of `paceline run`; after the timeout all are ended."""
     words = _arguments(options)
     process = subprocess.Popen(
         [sys.executable, *words],
@@ -55,7 +55,7 @@ def run_trial(options: Sequence[str], timeout_s: float = TRIAL_S) -> Trial:
     shown = ("paceline", *words[2:])
     seen = None if late or process.returncode else read_outcome(out)
     said = "\n".join(errors.strip().splitlines()[-_LAST_LINES:])
-    # Of what ranks say in despair when they are ended, little helps.
+    # After a timeout, the messages of ranks that are being ended do not help.
     return Trial(seen, late or said or f"exit code {process.returncode}", shown)
 
 
@@ -64,7 +64,7 @@ def _arguments(options: Sequence[str]) -> list[str]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Ask the launcher to end its ranks; if it does not, end it, and its reaper ends them."""
+    """Ask the launcher to end its ranks; if it does not, kill it, and its reaper ends them."""
     process.send_signal(signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         return process.communicate(timeout=_END_S)
@@ -73,7 +73,7 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def read_outcome(out: str) -> dict[str, Any] | None:
-    """What rank 0 saw; None if it said nothing."""
+    """Rank 0's report; None if there is none."""
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
             seen: dict[str, Any] = json.loads(line.removeprefix(MARK))
@@ -82,7 +82,7 @@ def read_outcome(out: str) -> dict[str, Any] | None:
 
 
 def judge_trial(trial: Trial, expected: int, several: bool) -> list[Check]:
-    """The checks that the world gives."""
+    """The checks of the world."""
     if trial.seen is None:
         return [_refused(trial, several)]
     seen = trial.seen
@@ -141,7 +141,7 @@ def _speed(seen: dict[str, Any]) -> Check:
 
 
 def _crowding(seen: dict[str, Any]) -> list[Check]:
-    """Ranks that may use fewer processors than they have threads."""
+    """Ranks with more threads than processors they may use."""
     for number, rank in enumerate(seen["ranks"]):
         threads = rank["threads"].split(",")[0]
         if threads.isdecimal() and int(threads) > rank["cpus"]:
@@ -149,6 +149,6 @@ def _crowding(seen: dict[str, Any]) -> list[Check]:
                 f"rank {number} on {rank['node']} has {threads} threads and may run on "
                 f"{rank['cpus']} processors"
             )
-            remedy = "Say --threads, or let the launcher bind ranks to more (--bind-to none)."
+            remedy = "Give --threads, or let the launcher bind ranks to more (--bind-to none)."
             return [Check("ranks' cores", "warn", detail, remedy)]
     return []

@@ -1,7 +1,7 @@
-"""How many processes? Short trials of the real command, over ranks and threads.
+"""Find the best number of processes by short trials of the real command.
 
 plan       which settings are worth a trial, in which order, and which cannot win
-command    the user's command, as a trial runs it and as he is told to run it
+command    your command, as a trial runs it and as you should run it
 trial      one trial: start it, watch its figures, end it
 figures    what the ranks of a trial wrote, as one estimate
 search     one trial after another

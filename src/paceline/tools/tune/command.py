@@ -1,4 +1,4 @@
-"""The user's command: as a trial runs it, and as he is told to run it."""
+"""The user's command: as a trial runs it, and as the report recommends it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OVERRIDES = (
     "resume=null",
     "progress=off",
 )
-"""Settings of a trial of `train`: it trains, and nothing else, until it is ended."""
+"""Settings for a trial of `train`: it only trains, until it is ended."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class TrialCommand:
     """Whether its options name hosts."""
 
     def is_alone(self, setting: Setting) -> bool:
-        """Whether the process that is started is the only rank itself, and no launcher."""
+        """Whether the process that is started is the only rank, and not a launcher."""
         return setting.ranks == 1 and not self.on_hosts
 
     def shown(self, setting: Setting) -> str:
@@ -41,7 +41,7 @@ class TrialCommand:
         return shlex.join(["paceline", *self._words(setting)])
 
     def of_trial(self, setting: Setting, folder: Path) -> list[str]:
-        """For a trial that may leave files in `folder` alone; failing once is enough."""
+        """For a trial that writes files only to `folder`, and is not restarted."""
         extra = ["--restarts", "0"]
         if self.kind == "train":
             # In quotes: the value is read as YAML, and a path may hold anything.

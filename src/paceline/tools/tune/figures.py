@@ -1,4 +1,4 @@
-"""What the ranks of a trial have written, as one estimate of its speed."""
+"""The records of a trial's ranks as one estimate of its speed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Marks = Mapping[int, Sequence[Mapping[str, Any]]]
 """For each rank the lines that it has written (see `observe/trial.py`)."""
 
 _WARM_STEPS = 2
-"""The first steps of a run make what later ones find ready."""
+"""Excluded: the first steps allocate what later ones reuse."""
 
 
 @dataclass(frozen=True)
@@ -22,32 +22,32 @@ class Estimate:
     """The speed of a setting, as far as it was measured."""
 
     unit: str
-    """What is counted: samples; steps where a loop takes no batches from `shard`; ..."""
+    """What is counted: samples; steps if a loop takes no batches from `shard`; ..."""
     rate: float
-    """So many per second, over all ranks."""
+    """Units per second, over all ranks."""
     error: float = 0.0
     """Standard error of the rate, relative to it."""
     waiting: float | None = None
     """The share of its time that a rank waits for others."""
     batch: float | None = None
-    """So many in a step of all ranks."""
+    """Units in a step of all ranks."""
     steps: int = 0
-    """Steps of the rank that took the fewest."""
+    """Steps of the rank with the fewest."""
     seconds: float = 0.0
-    """How long was measured."""
+    """How long the measurement took."""
     windows: int = 0
-    """In how many pieces."""
+    """The number of intervals measured."""
     rank_bytes: int | None = None
-    """The most that a rank held."""
+    """The peak of the rank with the highest."""
     total_bytes: int | None = None
-    """The same of all ranks; what they share counts once."""
+    """The peak of all ranks; what they share counts once."""
     shared_bytes: int = 0
     missing: int = 0
-    """Ranks that could not write here: they are taken to be like the others."""
+    """Ranks that could not write here, assumed to be like the others."""
 
 
 def read_marks(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    """Read the lines of all ranks; one that is still being written is left out."""
+    """Read the lines of all ranks, except those still being written."""
     return {
         int(path.stem.removeprefix("rank-")): _lines(path)
         for path in sorted(folder.glob("rank-*.jsonl"))
@@ -92,7 +92,7 @@ def estimate(marks: Marks, ranks: int, warm_up_s: float = 0.0) -> Estimate | Non
 
 
 def _warm(lines: Sequence[Mapping[str, Any]], warm_up_s: float) -> list[Mapping[str, Any]]:
-    """From the first line after the warm-up on; each has a step of its own."""
+    """The lines from the end of the warm-up on that have a new step."""
     begin_s = lines[0]["seconds"] + warm_up_s
     warm = [s for s in lines if s["seconds"] >= begin_s and s["steps"] >= _WARM_STEPS]
     return [*warm[:1], *(new for old, new in pairwise(warm) if new["steps"] > old["steps"])]
@@ -104,7 +104,7 @@ def _gain(ends: tuple[Mapping[str, Any], Mapping[str, Any]], name: str) -> float
 
 
 def _relative_error(lines: Iterable[Mapping[str, Any]]) -> float:
-    """Of the mean over pieces of equal weight: how much they differ tells how sure it is."""
+    """Of the mean over the intervals, from how much they differ."""
     rates = [_gain(ends, "samples") / _gain(ends, "seconds") for ends in pairwise(lines)]
     if len(rates) < 2 or not any(rates):
         return 1.0

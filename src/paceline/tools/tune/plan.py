@@ -1,4 +1,4 @@
-"""Which ranks x threads are worth a trial, in which order, and which of them cannot win."""
+"""Which ranks x threads are worth a trial, in which order, and which cannot win."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 _MOST_CROWDED = 8
-"""Ranks per core beyond which nobody looks by himself."""
+"""The most ranks per core to try unless you ask for more."""
 _FALLS = 2
-"""So many settings in a row, each slower than the one before, are a trend."""
+"""Settings in a row, each slower than the one before, that make a trend."""
 
 
 @dataclass(frozen=True, order=True)
 class Setting:
-    """So many ranks, each with so many threads."""
+    """Ranks, and threads of each."""
 
     ranks: int
     threads: int = 1
@@ -26,7 +26,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a setting reached; `rank_bytes` is what a rank holds for itself alone."""
+    """The speed of a setting; `rank_bytes` is what a rank does not share."""
 
     setting: Setting
     rate: float
@@ -36,7 +36,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The cores that ranks share, those of the smallest node, and the most ranks that may be."""
+    """The cores that ranks share, those of the smallest node, and the limit of ranks."""
 
     cores: int
     node_cores: int
@@ -44,33 +44,33 @@ class Capacity:
 
 
 def plan(
-    room: Capacity, ranks: Sequence[int] | None = None, threads: Sequence[int] | None = None
+    capacity: Capacity, ranks: Sequence[int] | None = None, threads: Sequence[int] | None = None
 ) -> list[Setting]:
     """The settings to try, the likely best first.
 
-    First a rank for each core; then ever more ranks than cores, which fill the gaps that uneven
-    examples leave; then ever fewer ranks with more threads. Without `threads` the ranks share the
+    First a rank for each core; then more and more ranks, which fill the gaps that uneven examples
+    leave; then fewer and fewer ranks with more threads. Without `threads` the ranks share the
     cores.
 
     >>> [(s.ranks, s.threads) for s in plan(Capacity(4, 4))]
     [(4, 1), (6, 1), (8, 1), (2, 2), (2, 1), (1, 4)]
     """
-    cores = room.cores
-    counts = ranks or [r for r in _usual_ranks(cores) if r <= (room.most_ranks or r)]
+    cores = capacity.cores
+    counts = ranks or [r for r in _usual_ranks(cores) if r <= (capacity.most_ranks or r)]
     if threads:
         found = [Setting(r, t) for r in counts for t in threads]
         if not ranks:
             most = max(2 * cores, min(counts) * min(threads))
             found = [s for s in found if s.ranks * s.threads <= most]
     else:
-        found = [Setting(r, max(1, min(cores // r, room.node_cores))) for r in counts]
+        found = [Setting(r, max(1, min(cores // r, capacity.node_cores))) for r in counts]
         if not ranks and cores > 1:
             found.append(Setting(cores // 2, 1))
     return sorted(set(found), key=lambda setting: _order(setting, cores))
 
 
 def beyond(speeds: Iterable[Speed], cores: int) -> Setting | None:
-    """What to try after the plan: more ranks still, if the most ranks were the quickest."""
+    """What to try after the plan: even more ranks, if the most ranks were fastest."""
     tried = list(speeds)
     if not tried:
         return None

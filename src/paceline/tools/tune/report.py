@@ -1,4 +1,4 @@
-"""What the trials gave: as a table, as JSON, as a plot."""
+"""The results of the trials: as a table, as JSON, as a plot."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def render_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def render_notes(outcomes: Sequence[Outcome]) -> str:
-    """What one should know to read the table."""
+    """Notes for reading the table."""
     found = [o.estimate for o in outcomes if o.estimate is not None]
     notes = [_NOTES[unit] for unit in dict.fromkeys(e.unit for e in found)]
     missing = max((e.missing for e in found), default=0)
     if missing:
         notes.append(
             f"{missing} ranks on other nodes could not write to this one's temporary folder and "
-            "are taken to be like the others; set TMPDIR to a shared folder to count them."
+            "are assumed to be like the others; set TMPDIR to a shared folder to count them."
         )
     return "".join(f"{note}\n" for note in notes)
 
@@ -105,7 +105,7 @@ def _cells(outcome: Outcome, first: float | None) -> list[str]:
 
 
 def format_bytes(count: int | None) -> str:
-    """In millions or thousands of millions: 312 MB, 4.1 GB."""
+    """In decimal units: 312 MB, 4.1 GB."""
     if count is None:
         return _NONE
     return f"{count / 1e6:.0f} MB" if count < 1e9 else f"{count / 1e9:.1f} GB"

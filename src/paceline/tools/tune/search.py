@@ -1,4 +1,4 @@
-"""One trial after another, and what of them is still worth one."""
+"""One trial after another, skipping settings that cannot win any more."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paceline.tools.tune.plan import Setting, Speed, beyond, why_not
 from paceline.tools.tune.trial import Outcome, Stopped
 
 _AS_GOOD = 0.97
-"""Of the highest rate: two trials of one setting differ by as much."""
+"""Of the highest rate: two trials of one setting differ by this much."""
 _WRONG_SETTINGS = 2
 
 Measure = Callable[[Setting, float | None], Outcome]
@@ -20,16 +20,16 @@ Measure = Callable[[Setting, float | None], Outcome]
 
 @dataclass
 class Search:
-    """Measures settings in turn; `outcomes` has what became of them, also after an interruption."""
+    """Measures settings in turn; `outcomes` has the results, also after an interruption."""
 
     measure: Measure
     cores: int
     thorough: bool = False
-    """Leave nothing out, and add nothing."""
+    """Skip nothing, and add nothing."""
     grow: bool = True
-    """Try more ranks than planned if the most were the quickest."""
+    """Try more ranks than planned if the most were fastest."""
     free_bytes: Callable[[], int | None] = lambda: free_memory()
-    say: Callable[[str], None] = lambda text: tell(text)
+    say: Callable[[str], None] = lambda text: write_progress(text)
     outcomes: list[Outcome] = field(default_factory=list)
 
     def run(self, settings: Sequence[Setting]) -> None:
@@ -72,7 +72,7 @@ class Search:
         ]
 
     def _is_hopeless(self) -> bool:
-        """Whether the settings of the run are wrong: then they are so on any number of ranks."""
+        """Whether the settings of the run are wrong, and so are for any number of ranks."""
         last = self.outcomes[-2:]
         return (
             len(last) == len(self.outcomes) == 2
@@ -82,7 +82,7 @@ class Search:
 
 
 def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
-    """The quickest; of those that are as good as it, the one with the fewest ranks and threads."""
+    """The fastest; among equals, the one with the fewest ranks and threads."""
     full = [
         (o.estimate.rate, o) for o in outcomes if o.status == "measured" and o.estimate is not None
     ]
@@ -94,27 +94,27 @@ def best_of(outcomes: Sequence[Outcome]) -> Outcome | None:
 
 
 def free_memory() -> int | None:
-    """Bytes that new programs may take; None if nobody tells."""
+    """Bytes available to new programs; None if unknown."""
     _, free = read_memory()
     known = [size for size in (free, read_memory_limit()) if size]
     return min(known, default=None)
 
 
 def describe_load(load: float, cores: int) -> str | None:
-    """A warning if others use the cores, too: then trials differ by what those do meanwhile.
+    """A warning if others use the cores, too, which distorts the measurements.
 
     >>> describe_load(0.4, 2)
     >>> describe_load(5.2, 2)
-    'tune: the machine is busy (load 5.2 on 2 cores): the figures may tell more of that'
+    'tune: the machine is busy (load 5.2 on 2 cores): the figures may be distorted'
     """
     if load < max(1, cores / 2):
         return None
     busy = f"the machine is busy (load {load:.1f} on {cores} cores)"
-    return f"tune: {busy}: the figures may tell more of that"
+    return f"tune: {busy}: the figures may be distorted"
 
 
-def tell(text: str) -> None:
-    """Say how it goes, piece by piece."""
+def write_progress(text: str) -> None:
+    """Write to stderr at once."""
     sys.stderr.write(text)
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""One trial: start the real command, watch what its ranks write, end it."""
+"""One trial: start the real command, watch what its ranks record, end it."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ _END_S = 15.0
 _FAR_BELOW = 0.7
 """Of the best rate; a trial that is below it after a third of its time cannot win."""
 _SURE = 0.01
-"""Relative error at which measuring longer tells nothing new."""
+"""Relative error at which measuring longer is pointless."""
 _ENOUGH_STEPS, _ENOUGH_WINDOWS = 20, 12
-_TELLING_WINDOWS = 4
-"""Fewer pieces say little about how much the rate varies."""
+_FEWEST_WINDOWS = 4
+"""Fewer intervals say little about how much the rate varies."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _ERROR = re.compile(r"\w*(Error|Exception|Exit|Interrupt)\b.*: \S")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a setting: measured, stopped early, failed, skipped or interrupted."""
+    """The result of a setting: measured, stopped early, failed, skipped or interrupted."""
 
     setting: Setting
     status: str
@@ -45,7 +45,7 @@ class Outcome:
     reason: str = ""
     code: int = 0
     errors: str = ""
-    """The last words of a trial that failed."""
+    """The end of a failed trial's stderr."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class TrialLimits:
 
     seconds: float = 10.0
     longest_s: float = 120.0
-    """For a script that tells no steps to end, and for enough steps after the first."""
+    """For a script without steps to end, and for enough steps after the first."""
     start_s: float = 600.0
-    """For the first step of those that will tell."""
+    """For the first step of commands that report steps."""
     thorough: bool = False
-    """Measure in full also what cannot win."""
+    """Measure in full even what cannot win."""
 
     @classmethod
     def of(cls, seconds: float, thorough: bool = False) -> TrialLimits:
@@ -70,7 +70,7 @@ class TrialLimits:
 
 
 class Stopped(BaseException):
-    """Told to end by a signal."""
+    """A signal asked tune to end."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -79,7 +79,7 @@ class Stopped(BaseException):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Inside, the first signal that asks for the end raises Stopped; further ones do nothing."""
+    """Inside, the first signal that asks tune to end raises Stopped; further ones do nothing."""
 
     def receive(number: int, frame: FrameType | None) -> None:
         for other in before:
@@ -95,13 +95,13 @@ def stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def judge(found: Estimate, best: float | None, patience: TrialLimits) -> str | None:
+def judge(found: Estimate, best: float | None, limits: TrialLimits) -> str | None:
     """Whether a trial may end: "measured" when enough is known, "early" if it cannot win."""
-    if found.seconds >= patience.seconds:
+    if found.seconds >= limits.seconds:
         return "measured"
-    if found.seconds < patience.seconds / 3 or patience.thorough:
+    if found.seconds < limits.seconds / 3 or limits.thorough:
         return None
-    if found.windows < _TELLING_WINDOWS:
+    if found.windows < _FEWEST_WINDOWS:
         return None
     if best is not None and found.rate * (1 + 2 * min(found.error, 1)) < _FAR_BELOW * best:
         return "early"
@@ -110,7 +110,7 @@ def judge(found: Estimate, best: float | None, patience: TrialLimits) -> str | N
 
 
 def run_trial(
-    command: TrialCommand, setting: Setting, patience: TrialLimits, best: float | None = None
+    command: TrialCommand, setting: Setting, limits: TrialLimits, best: float | None = None
 ) -> Outcome:
     """Run the command with this setting until enough is known; it leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="paceline-tune-", ignore_cleanup_errors=True) as name:
@@ -118,24 +118,24 @@ def run_trial(
         began = time.monotonic()
         argv, alone = command.of_trial(setting, folder), command.is_alone(setting)
         with _started(argv, alone, folder) as child:
-            tells = command.kind == "train"
-            outcome = _watch(child, setting, folder, patience, best, tells)
+            reports_steps = command.kind == "train"
+            outcome = _watch(child, setting, folder, limits, best, reports_steps)
         if outcome is not None:
             return outcome
-        return _ended(child.returncode, setting, folder, patience, time.monotonic() - began)
+        return _ended(child.returncode, setting, folder, limits, time.monotonic() - began)
 
 
 def _watch(
     child: subprocess.Popen[bytes],
     setting: Setting,
     folder: Path,
-    patience: TrialLimits,
+    limits: TrialLimits,
     best: float | None,
-    tells: bool,
+    reports_steps: bool,
 ) -> Outcome | None:
-    """Look until enough is known, or all patience is used up; None if the job has ended.
+    """Watch until enough is known, or the limits are reached; None if the job has ended.
 
-    A rank that will tell its steps makes its file before the first of them.
+    A rank that reports steps creates its file before the first of them.
     """
     began = time.monotonic()
     first_s: float | None = None
@@ -144,14 +144,14 @@ def _watch(
         now, marks = time.monotonic(), read_marks(folder)
         if first_s is None and any(marks.values()):
             first_s = now
-        found = estimate(marks, setting.ranks, patience.warm_up_s)
-        status = judge(found, best, patience) if found is not None else None
-        over = first_s is not None and now - first_s > patience.seconds + 2 * patience.warm_up_s
+        found = estimate(marks, setting.ranks, limits.warm_up_s)
+        status = judge(found, best, limits) if found is not None else None
+        over = first_s is not None and now - first_s > limits.seconds + 2 * limits.warm_up_s
         if found is not None and (status is not None or over):
             reason = "stopped early: far below the best" if status == "early" else ""
             return Outcome(setting, status or "measured", found, reason)
-        starts = first_s is None and (tells or bool(marks))
-        limit_s = patience.start_s if starts else patience.longest_s
+        starts = first_s is None and (reports_steps or bool(marks))
+        limit_s = limits.start_s if starts else limits.longest_s
         if now - (first_s or began) > limit_s:
             reason = _why_unmeasured(first_s is not None, starts, limit_s)
             return Outcome(setting, "failed", reason=reason)
@@ -170,14 +170,14 @@ def _why_unmeasured(stepped: bool, starts: bool, limit_s: float) -> str:
 
 
 def _ended(
-    code: int, setting: Setting, folder: Path, patience: TrialLimits, seconds: float
+    code: int, setting: Setting, folder: Path, limits: TrialLimits, seconds: float
 ) -> Outcome:
-    """A job that has ended by itself: its figures, or the time it took, or why it failed."""
+    """The result of a job that has ended by itself: its figures, its duration, or its failure."""
     if code != 0:
         errors = (folder / "stderr").read_text(errors="replace")
         return Outcome(setting, "failed", None, explain(code, errors), code, errors[-4000:])
     marks = read_marks(folder)
-    for warm_up_s in (patience.warm_up_s, 0.0):
+    for warm_up_s in (limits.warm_up_s, 0.0):
         found = estimate(marks, setting.ranks, warm_up_s)
         if found is not None:
             return Outcome(setting, "measured", found)
@@ -189,20 +189,20 @@ def _ended(
 
 
 def explain(code: int, errors: str) -> str:
-    """Why a job failed, in a line: its last error, else its last words.
+    """Why a job failed, in a line: its last error, else its last line.
 
     >>> explain(1, "Traceback ...\\nValueError: no such file\\npaceline: all ranks were ended")
     'exit code 1: ValueError: no such file'
     """
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    telling = [line for line in lines if _ERROR.match(line)] or lines or ["no word of why"]
+    candidates = [line for line in lines if _ERROR.match(line)] or lines or ["it printed no reason"]
     memory = " (out of memory?)" if code in (137, -signal.SIGKILL) else ""
-    return f"exit code {code}{memory}: {telling[-1]}"
+    return f"exit code {code}{memory}: {candidates[-1]}"
 
 
 @contextmanager
 def _started(argv: Sequence[str], alone: bool, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The job, with what it writes in files; at the end of the block it is ended."""
+    """The job, with its output in files; it is ended at the end of the block."""
     with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
         try:
             child = subprocess.Popen(
@@ -228,10 +228,10 @@ def _started(argv: Sequence[str], alone: bool, folder: Path) -> Iterator[subproc
 
 def end(child: subprocess.Popen[bytes], alone: bool) -> None:
     """End a job at once. One signal would let it save; a launcher ends its ranks at a second."""
-    if child.returncode is not None:  # it was reaped: its number may be somebody else's
+    if child.returncode is not None:  # it was reaped: its pid may be reused
         return
     if not alone and not has_ended(child):
-        # Two of one kind could be taken for one.
+        # Two of one kind could be merged into one.
         os.kill(child.pid, signal.SIGTERM)
         os.kill(child.pid, signal.SIGINT)
         ends_within(child, _END_S)

@@ -6,7 +6,7 @@ import pytest
 
 from paceline.cli import main
 from paceline.tools.bench import BENCHES
-from paceline.tools.bench.options import add_counts, add_shared_options, settle_rounds
+from paceline.tools.bench.options import add_counts, add_shared_options, default_rounds
 
 
 def read(*arguments, rounds=None):
@@ -16,7 +16,7 @@ def read(*arguments, rounds=None):
         parser.set_defaults(rounds=rounds)
     add_shared_options(parser)
     args = parser.parse_args(arguments)
-    settle_rounds(args)
+    default_rounds(args)
     return args
 
 

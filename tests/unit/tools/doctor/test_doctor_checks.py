@@ -17,8 +17,8 @@ from paceline.tools.doctor.reach import Reach
 from paceline.tools.doctor.scheduler import (
     check_grant,
     check_own_cores,
-    check_room,
     check_scheduler,
+    check_slots,
     check_srun,
     fitting_pmi,
 )
@@ -54,7 +54,7 @@ NODE_CHECKS = (
     *python_checks.PYTHON_CHECKS,
     *mpi.MPI_CHECKS,
     *machine.MACHINE_CHECKS,
-    network.name_check(several=True),
+    network.make_name_check(several=True),
     network.check_interfaces,
 )
 IN_SLURM = replace(
@@ -93,7 +93,7 @@ def test_a_sound_node_has_nothing_to_mend():
         ({"libmpi_version": None}, "mpirun", "warn", "without a library", "MPI library"),
         ({"libmpi_version": MPICH}, "mpirun", "fail", "two MPIs", "Use both of one MPI"),
         ({"libmpi_version": MPICH}, "mpirun", "fail", "MPICH Version: 5.0.2 at /venv", "PATH"),
-        ({"mpirun_kind": "unknown"}, "mpirun", "warn", "nothing tells", "world below"),
+        ({"mpirun_kind": "unknown"}, "mpirun", "warn", "unknown whether", "world below"),
         ({"mpirun_version": "5.0.8"}, "mpirun", "warn", "the library is 5.0.11", "its own mpirun"),
         (
             {"mpirun": None, "mpirun_problem": "none is on PATH"},
@@ -122,7 +122,7 @@ def test_a_sound_node_has_nothing_to_mend():
         ),
         ({"resolves_to": ["::1"]}, "host name", "fail", "a loopback address", "/etc/hosts"),
         ({"resolves_to": []}, "host name", "fail", "cannot be resolved", "`10.0.0.1 n1`"),
-        ({"interfaces": {"lo": ["127.0.0.1"]}}, "interfaces", "ok", "loopback alone", ""),
+        ({"interfaces": {"lo": ["127.0.0.1"]}}, "interfaces", "ok", "only loopback", ""),
     ],
 )
 def test_what_ails_is_told_with_its_remedy(changes, name, verdict, detail, remedy):
@@ -137,7 +137,7 @@ def test_addresses_of_one_cable_alone_are_left_out():
 
 
 def test_on_one_machine_a_name_may_lead_to_loopback():
-    (check,) = network.name_check(several=False)(replace(FACTS, resolves_to=["127.0.1.1"]))
+    (check,) = network.make_name_check(several=False)(replace(FACTS, resolves_to=["127.0.1.1"]))
     assert check.verdict == "ok"
 
 
@@ -234,15 +234,15 @@ def test_slots_of_a_job_and_of_hosts_are_compared_with_what_is_asked():
     assert (fine.verdict, fine.detail) == ("ok", "the job was granted 3 ranks (n1:2, n2:1)")
     (few,) = check_grant(4, job)
     assert few.verdict == "fail"
-    assert "-n 4 ranks are asked for, but the job was granted 3 (n1:2, n2:1)" in few.detail
-    assert few.remedy == "Say -n 3 or less, or ask for more when you submit (--ntasks)."
+    assert "-n 4 ranks were requested, but the job was granted 3 (n1:2, n2:1)" in few.detail
+    assert few.remedy == "Use -n 3 or less, or ask for more when you submit (--ntasks)."
     hosts = (Host("n1"), Host("n2", 1))
-    assert check_room(5, hosts, {"n1": FACTS})[0].verdict == "ok"
-    (few,) = check_room(6, hosts, {"n1": FACTS})
+    assert check_slots(5, hosts, {"n1": FACTS})[0].verdict == "ok"
+    (few,) = check_slots(6, hosts, {"n1": FACTS})
     assert "the hosts take 5 (n1:4, n2:1)" in few.detail
 
 
 def test_more_ranks_than_cores_of_this_machine_are_warned_of():
     assert check_own_cores(4, FACTS) == check_own_cores(None, FACTS) == []
     (check,) = check_own_cores(5, FACTS)
-    assert (check.verdict, check.remedy) == ("warn", "Say -n 4 or less.")
+    assert (check.verdict, check.remedy) == ("warn", "Use -n 4 or less.")

@@ -62,7 +62,7 @@ def test_long_lines_are_wrapped_at_words():
 def test_many_hosts_that_are_well_take_one_line():
     checks = [replace(GOOD, detail=f"n{i}", hosts=(f"n{i}",)) for i in range(9)]
     (one,) = condense(checks)
-    assert one.detail == "n0 (and so on, on 8 more)"
+    assert one.detail == "n0 (similar on 8 more)"
     assert len(condense([*checks, BAD, BAD])) == 3
     assert len(condense(checks[:4])) == 4
 

@@ -52,7 +52,7 @@ def test_nothing_ends_early_if_all_is_to_be_measured():
         ),
         (3, "first\nlast\n\n", "exit code 3: last"),
         (137, "paceline: rank 1 was killed\n", "(out of memory?): paceline: rank 1 was killed"),
-        (-9, "", "exit code -9 (out of memory?): no word of why"),
+        (-9, "", "exit code -9 (out of memory?): it printed no reason"),
     ],
 )
 def test_a_failure_is_explained_in_a_line(code, errors, reason):

@@ -22,7 +22,7 @@ LEAST_CALLS, MOST_CALLS = 3, 100_000
 
 @dataclass(frozen=True)
 class SumContestant:
-    """A call, the vector it reads, and the one it writes: the same, unless it copies."""
+    """A call, the vector that it reads, and the one that it writes: the same, unless it copies."""
 
     call: Callable[[], Any]
     vector: Buffer
@@ -64,7 +64,7 @@ def _measure_size(
 
 
 def check_result(world: World, name: str, contestant: SumContestant) -> None:
-    """A wrong sum is quick, too. The values differ from place to place, and are exact."""
+    """Wrong sums can be fast, too. The values differ from place to place, and are exact."""
     vector, target = contestant.vector, contestant.target
     pattern = (np.arange(vector.size) % 251).astype(vector.dtype)
     vector[:] = pattern + world.rank
@@ -84,7 +84,7 @@ def check_result(world: World, name: str, contestant: SumContestant) -> None:
 def timed(world: World, call: Callable[[], Any], span_s: float) -> Callable[[], float]:
     """Seconds per call; as many calls as take about `span_s`, the same number on all ranks."""
     calls = LEAST_CALLS
-    for _ in range(2):  # the first calls are slow, and too few to tell
+    for _ in range(2):  # the first calls are slow, and too few to measure
         per_call = time_together(world, partial(_repeat, call, calls)) / calls
         calls = min(max(int(span_s / max(per_call, 1e-9)), LEAST_CALLS), MOST_CALLS)
     return lambda: time_together(world, partial(_repeat, call, calls)) / calls

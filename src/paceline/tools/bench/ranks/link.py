@@ -33,7 +33,7 @@ from paceline.training.pace import keep_pace
 BATCH = 64
 LOOK_EVERY = 32
 """Steps between two looks at the accuracy: a multiple of every rule's period, so that replicas have
-just met."""
+just exchanged."""
 _VALIDATION_BATCH = 500
 _WARM_UP = 18
 """Steps that do not count: in the first two DDP arranges its buckets, and after 16 the rules that
@@ -148,7 +148,7 @@ def _take_steps(
 
 
 def _bytes_when_quiet(world: World) -> int:
-    """The bytes sent so far, when neither host has sent much for a while."""
+    """The bytes sent so far, once neither host has sent much for a while."""
     world.barrier()
     before = -_QUIET_BYTES
     for _ in range(_LOOKS):
@@ -191,12 +191,12 @@ class Goal:
         self._began = 0.0
 
     def start(self) -> None:
-        """Let time pass, from when all ranks are here."""
+        """Start the clock when all ranks are here."""
         self.world.barrier()
         self._began = perf_counter()
 
     def stop(self) -> None:
-        """Let no time pass; the slowest rank says how much it was."""
+        """Stop the clock; the slowest rank counts."""
         self.seconds += max(self.world.allgather_values(perf_counter() - self._began))
 
     def look(self, model: nn.Module) -> None:
@@ -204,7 +204,7 @@ class Goal:
         self.accuracy = measure_accuracy(self.world, model, self._validation)
 
     @property
-    def settled(self) -> bool:
+    def is_decided(self) -> bool:
         """Whether it is reached or given up, the same on every rank."""
         return self.accuracy >= self._target or self.seconds >= self._limit_s
 
@@ -214,42 +214,42 @@ def train_to(
 ) -> dict[str, float]:
     """Seconds of training until what a user gets at the end reaches the goal, and its accuracy.
 
-    The replicas tell when to end, and then the result is looked at: where it is a centre that lags
-    behind them, training goes on from it, with new momenta, since those of the ranks differ.
+    The replicas decide when to stop, and then the result is evaluated: if it is a centre that lags
+    behind them, training continues from it, with new momenta, since those of the ranks differ.
     """
     batches = shard(train, BATCH, to=torch.from_numpy, world=goal.world)
-    while not goal.settled:
+    while not goal.is_decided:
         optimizer = contestant.make_optimizer(model.parameters())
         goal.start()
         with in_pace(goal.world, contestant.rule, model, optimizer) as module:
-            _train_until_settled(goal, model, module, optimizer, batches)
+            _train_until_decided(goal, model, module, optimizer, batches)
         goal.stop()
         goal.look(model)
     return {"seconds": goal.seconds, "accuracy": goal.accuracy}
 
 
-def _train_until_settled(
+def _train_until_decided(
     goal: Goal,
     model: nn.Module,
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
     batches: Batches,
 ) -> None:
-    # An epoch ends with its last look, or looks would fall out of step with meetings.
+    # An epoch ends with its last look, or looks would fall out of step with exchanges.
     steps = len(batches) // LOOK_EVERY * LOOK_EVERY
-    while not goal.settled:
+    while not goal.is_decided:
         for step, (inputs, targets) in enumerate(islice(batches, steps), 1):
             take_step(module, optimizer, inputs, targets)
             if step % LOOK_EVERY == 0:
                 goal.stop()
                 goal.look(model)
                 goal.start()
-                if goal.settled:
+                if goal.is_decided:
                     return
 
 
 def measure_accuracy(world: World, model: nn.Module, source: Any) -> float:
-    """Of the replicas, each on its share of the samples."""
+    """The accuracy of the replicas, each on its share of the samples."""
     mine = Shard(world.rank, world.size)
     correct = samples = 0
     for batch in evaluation_batches(source, shard=mine, batch_size=_VALIDATION_BATCH):

@@ -1,4 +1,4 @@
-"""What memory a process has: its mappings, and its share of what is resident."""
+"""The memory of a process: its mappings, and its share of what is resident."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ _WRITTEN = ("Pss_Anon:", "Pss_Shmem:")
 
 @dataclass(frozen=True)
 class Mapping:
-    """A piece of a process's memory, as a line of /proc/self/maps has it."""
+    """A mapping of a process, as in a line of /proc/self/maps."""
 
     start: int
     end: int
     shared: bool
-    """Whether what one process writes, others see."""
+    """Whether other processes see what one writes."""
     offset: int
     file: str
     """Device and inode, the same in every process that maps the file."""
 
 
 def read_mappings() -> list[Mapping]:
-    """All pieces of this process's memory, in the order of their addresses."""
+    """All mappings of this process, in the order of their addresses."""
     return parse_mappings(Path("/proc/self/maps").read_text())
 
 
@@ -67,7 +67,7 @@ def identify(address: int, mappings: list[Mapping], owner: str) -> str:
 
 
 def check_kernel(rollup: Path = _ROLLUP) -> None:
-    """Refuse a system that does not tell what `resident_bytes` needs."""
+    """Refuse a system without what `resident_bytes` reads."""
     if not rollup.exists() or "Pss_Anon:" not in rollup.read_text():
         raise ConfigError(
             f"memory is read from Pss_Anon in {rollup}, which this system does not have; measure "

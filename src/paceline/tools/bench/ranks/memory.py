@@ -43,7 +43,7 @@ def measure(world: World, settings: dict[str, Any]) -> dict[str, float]:
 
 
 def _train_alone(model: Module, images: Any, labels: Any) -> None:
-    """Take a first step, so that what torch loads for it, 90 MB, is there before the first look."""
+    """Take a first step, so that the 90 MB that torch loads for it are there when we measure."""
     _step(model, SGD(model.parameters(), lr=0.01, momentum=0.9), images, labels)
 
 
@@ -76,7 +76,7 @@ _CONTESTANTS: dict[str, Callable[..., AbstractContextManager[Module]]] = {
 
 
 def _resident(world: World) -> int:
-    """The sum over the ranks, while all of them hold what they hold."""
+    """The sum over the ranks, measured while all of them hold their memory."""
     world.barrier()
     total = sum(world.allgather_values(resident_bytes()))
     world.barrier()

@@ -1,4 +1,4 @@
-"""A parameter server as one writes it first, for `bench server` to compare with.
+"""The obvious parameter server, for `bench server` to compare with.
 
 It talks as mpi_learn does: blocking messages, a pickled one for each control word, and one for each
 array of the model. A server asks nobody else while one worker's arrays come and go.
@@ -19,7 +19,7 @@ _WORD, _TIME, _DECISION, _ARRAY = 1, 2, 3, 4
 
 
 def serve(comm: Any, centre: Arrays, force: float, workers: int) -> None:
-    """Answer whoever asks until that many workers have said that they leave."""
+    """Answer requests until that many workers have left."""
     received = [np.empty_like(array) for array in centre]
     updates = 0
     while workers:

@@ -26,7 +26,7 @@ def gloo_group(world: World, address: str = "127.0.0.1", interface: str = "lo") 
     """
     import torch.distributed as dist
 
-    # Else gloo takes the interface of the host's name, which may be one that leads nowhere.
+    # Else gloo uses the interface of the host's name, which may be a dead end.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     store = _open_store(world, address)
     dist.init_process_group(
@@ -34,13 +34,13 @@ def gloo_group(world: World, address: str = "127.0.0.1", interface: str = "lo") 
     )
     try:
         yield
-        world.barrier()  # nobody hangs up while another still talks
+        world.barrier()  # nobody disconnects while another still communicates
     finally:
         dist.destroy_process_group()
 
 
 def _open_store(world: World, address: str) -> Any:
-    """Rank 0 listens on a port that is free, which it then tells the others."""
+    """Rank 0 listens on a free port, and sends it to the others."""
     from torch.distributed import TCPStore
 
     store, port = None, 0

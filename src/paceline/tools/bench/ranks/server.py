@@ -1,4 +1,4 @@
-"""What the ranks of `bench server` do: workers meet a centre again and again, in three ways.
+"""What the ranks of `bench server` do: workers exchange with a centre, in three ways.
 
 The first ranks are workers, the last is a server. Nothing is computed between exchanges.
 """
@@ -63,15 +63,15 @@ def array_sizes(parameters: int) -> list[int]:
 def _in_node_memory(world: World, workers: World, sizes: list[int], exchanges: int) -> float:
     if world.rank >= WORKERS:
         return _rest(world)
-    seconds = _keep_meeting(workers, workers, sizes, exchanges, servers=0)
+    seconds = _keep_exchanging(workers, workers, sizes, exchanges, servers=0)
     return _wake_up(world, seconds)
 
 
 def _at_a_server_rank(world: World, workers: World, sizes: list[int], exchanges: int) -> float:
-    return world.bcast_value(_keep_meeting(world, workers, sizes, exchanges, servers=1))
+    return world.bcast_value(_keep_exchanging(world, workers, sizes, exchanges, servers=1))
 
 
-def _keep_meeting(
+def _keep_exchanging(
     world: World, workers: World, sizes: list[int], exchanges: int, servers: int
 ) -> float:
     """Ours, as a user's own loop calls it, with an optimizer that finds nothing to do."""
@@ -131,7 +131,7 @@ def _sample(arrays: Arrays) -> list[float]:
 
 
 def check_exchanges(world: World, replica: list[float], centre: list[float]) -> None:
-    """Wrong exchanges are quick, too: what replicas and centre are together must not change."""
+    """Wrong exchanges can be fast, too: the sum of replicas and centre must not change."""
     replicas = [np.array(values) for values in world.allgather_values(replica) if values]
     total = np.sum([*replicas, np.array(centre)], axis=0)
     expected = sum(range(1, WORKERS + 1))
@@ -143,7 +143,7 @@ def check_exchanges(world: World, replica: list[float], centre: list[float]) -> 
 
 
 def _rest(world: World) -> float:
-    """Sleep until the others are through: who waits in MPI would take a core from them."""
+    """Sleep until the others are done: a rank that waits in MPI would take a core from them."""
     seconds = np.empty(1)
     wait_until(world.irecv(seconds, 0, _TAG).done)
     return float(seconds[0])

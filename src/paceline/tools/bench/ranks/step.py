@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.cluster.memory import read_memory
 from paceline.comm import World, wait_until
 from paceline.frameworks.threads import limit_threads
 from paceline.models.alexnet import alexnet
@@ -36,9 +36,9 @@ WARM_UP = 3
 """Steps before anything is timed: momentum is allocated in the first, DDP arranges its buckets
 after the first, and the allocator knows all sizes by the third."""
 _FEWEST_STEPS = 3
-"""In a round: ranks get out of step by chance, and one step alone would bear all of it."""
+"""In a round: ranks get out of step by chance, and one step alone would take all of the delay."""
 _LONGEST_PERIOD = 50
-"""Steps that a round may be made longer by, so that it holds a meeting of the rule."""
+"""Steps that a round may be made longer by, so that it has an exchange of the rule."""
 _SHARE_OF_MEMORY = 0.8
 _PEER_VECTORS, _RULE_VECTORS = 6, 5
 """Vectors as long as the parameters that are held on each rank: of plain training and DDP
@@ -86,7 +86,7 @@ class Learner:
             self.optimizer.step()
 
     def rest(self) -> None:
-        """Others run now: hold no gradients, which the next step makes anew in any case."""
+        """Others run now: hold no gradients, which the next step makes anew anyway."""
         self.optimizer.zero_grad(set_to_none=True)
 
 
@@ -107,7 +107,7 @@ def measure(world: World, settings: dict[str, Any]) -> list[dict[str, Any]]:
             "ddp-gloo": partial(time_steps, world, ddp, steps),
         }
         copies_bytes = vector_bytes(plain.model) * world.size
-        groups = group_rules(rules, copies_bytes, world.bcast_value(available_bytes()))
+        groups = group_rules(rules, copies_bytes, world.bcast_value(read_memory()[1]))
         return [
             _measure_group(world, network, peers, group, steps, settings["rounds"])
             for group in groups
@@ -171,20 +171,20 @@ def count_steps(world: World, learner: Learner, round_s: float) -> int:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """A rule's round: how many steps, and how many lie between two meetings (None: an epoch)."""
+    """A rule's round: how many steps, and how many between two exchanges (None: an epoch)."""
 
     steps: int
     period: int | None
 
     def notes(self) -> dict[str, Any]:
-        """What a reader must know: a meeting that comes too seldom for a round is not timed."""
+        """What a reader must know: an exchange that is too rare for a round is not timed."""
         timed = self.period is not None and self.steps % self.period == 0
         every = "epoch" if self.period is None else str(self.period)
-        return {"steps": self.steps, "meets every": every if timed else f"{every}, not timed"}
+        return {"steps": self.steps, "exchanges every": every if timed else f"{every}, not timed"}
 
 
 def plan_round(rule: Rule, steps: int) -> RoundPlan:
-    """Whole periods of the rule, if that is not much longer: so a round has its share of meetings.
+    """Whole periods of the rule, if not much longer, so that a round has its share of exchanges.
 
     >>> plan_round(make_rule("easgd"), 16), plan_round(make_rule("diloco"), 16)
     (RoundPlan(steps=20, period=10), RoundPlan(steps=16, period=500))
@@ -196,7 +196,7 @@ def plan_round(rule: Rule, steps: int) -> RoundPlan:
 
 
 def _period(rule: Rule) -> int | None:
-    """Steps between two meetings; on average, where chance decides."""
+    """Steps between two exchanges; on average, if they are random."""
     if isinstance(rule, Gossip):
         return round(1 / rule.probability)
     if isinstance(rule, CentreRule):
@@ -208,18 +208,11 @@ def vector_bytes(model: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
 
 
-def available_bytes() -> int:
-    """What this machine's programs may still use."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kilobytes = next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return 1024 * int(kilobytes)
-
-
 def group_rules(rules: Sequence[Rule], copies_bytes: int, free_bytes: int) -> list[list[Rule]]:
-    """Rules that are measured in the same rounds: as many as memory has room for beside the peers.
+    """Rules that are measured in the same rounds: as many as fit into memory beside the peers.
 
     `copies_bytes` is what one copy of the parameters on each rank takes.
     """
-    room = _SHARE_OF_MEMORY * free_bytes - _PEER_VECTORS * copies_bytes
-    together = max(1, int(room / (_RULE_VECTORS * copies_bytes)))
+    free = _SHARE_OF_MEMORY * free_bytes - _PEER_VECTORS * copies_bytes
+    together = max(1, int(free / (_RULE_VECTORS * copies_bytes)))
     return [list(rules[at : at + together]) for at in range(0, len(rules), together)]
