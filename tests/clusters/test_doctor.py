@@ -172,7 +172,7 @@ def test_one_core_for_many_threads(ssh_hosts: Cluster) -> None:
     first = ("taskset", "-c", "0")
     told = doctor(ssh_hosts, "--quick", by=first, env={"OMP_NUM_THREADS": "8"})
     detail = "OMP_NUM_THREADS is 8, but a rank may use 1 core"
-    told.fails("threads", detail, "Unset OMP_NUM_THREADS, or say --threads 1")
+    told.fails("threads", detail, "Unset OMP_NUM_THREADS, or give --threads 1")
 
 
 def test_little_shared_memory(ssh_hosts: Cluster) -> None:

@@ -65,7 +65,7 @@ def test_on_other_hosts_than_ours_with_a_port_that_is_free_there(ssh_hosts: Clus
         end(listener)
     said = read(done)
     check(said, ["host2", "host3", "host3"], ssh_hosts.addresses[1])
-    assert f"MASTER_PORT {taken} was chosen, and is not to be had on host2" in done.stderr
+    assert f"MASTER_PORT {taken} was chosen, and is not available on host2" in done.stderr
     assert "starting the ranks again, with another port" in done.stderr
     assert said[0]["port"] != taken
     ssh_hosts.check_nothing_is_left()
