@@ -36,23 +36,23 @@ def test_ten_thousand_sums_over_three_groups_leave_nothing(mpirun):
     assert done.stdout.count("DONE 3400 rounds") == 3
 
 
-def test_a_message_of_another_length_is_told_with_who_sent_it(resident):
-    long, short = resident(2, "torch_backend_meeting:receive_other_lengths")
+def test_an_error_names_who_sent_a_message_of_another_length(resident):
+    long, short = resident(2, "torch_backend_rendezvous:receive_other_lengths")
     place = "recv from any rank, tag 0 of 2 x float32, number 1: WorldError: the message"
     assert f"{place} from rank 1 is longer than the 8 bytes expected" in long
     assert "4 bytes came from rank 1 where 8 were expected" in short
 
 
-def test_gloo_meets_by_mpi_alone_and_mpi4py_groups_stand_beside_it(resident):
-    assert resident.on_all(3, "torch_backend_meeting:meet_on_gloo") == [12.0, 6.0, 12.0]
+def test_gloo_finds_its_ranks_by_mpi_and_mpi4py_groups_work_next_to_it(resident):
+    assert resident.on_all(3, "torch_backend_rendezvous:rendezvous_for_gloo") == [12.0, 6.0, 12.0]
 
 
 def test_on_one_node_nothing_listens_to_others(resident):
-    found = resident.on_all(2, "torch_backend_meeting:find_new_listeners")
+    found = resident.on_all(2, "torch_backend_rendezvous:find_new_listeners")
     assert {address for some in found for address in some} == {"0100007F"}
 
 
-def test_what_waits_in_vain_is_named_and_a_rank_that_raises_is_heard(mpirun):
+def test_what_times_out_is_named_and_the_error_of_a_rank_is_seen(mpirun):
     """One start for both: what was given up is still under way, and so it cannot end well."""
     done = mpirun(2, "torch_backend_endings.py", "error", timeout_s=100)
     assert done.stdout.count("DONE") == 2, done.stderr

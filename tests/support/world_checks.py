@@ -68,7 +68,7 @@ def a_made_buffer_is_summed_in_place(world: World) -> None:
         assert set(buffer[size // 3 :].tolist()) == {once * world.size**2}
 
 
-def long_sums_are_the_same_on_pretended_nodes(world: World) -> None:
+def long_sums_are_the_same_on_simulated_nodes(world: World) -> None:
     """A world of its own: how ranks share nodes is found out once."""
     part = world.split(0)
     part.node_ranks = tuple(r for r in range(world.size) if r % 2 == world.rank % 2)
@@ -84,7 +84,7 @@ def long_sums_are_the_same_on_pretended_nodes(world: World) -> None:
         assert len(set(world.allgather_values(found.tobytes()))) == 1
 
 
-def a_patient_world_does_the_same(world: World) -> None:
+def a_polling_world_does_the_same(world: World) -> None:
     part = world.split(0)
     part.poll_interval_s = 0.001
     all_reduce_sums_in_place(part)
@@ -93,7 +93,7 @@ def a_patient_world_does_the_same(world: World) -> None:
     assert part.split(0).poll_interval_s == 0.001
 
 
-def a_patient_rank_sleeps_while_it_waits(world: World) -> None:
+def a_polling_rank_sleeps_while_it_waits(world: World) -> None:
     part = world.split(0)
     part.poll_interval_s = 0.001
     part.barrier()
@@ -371,9 +371,9 @@ CHECKS = [
     all_reduce_sums_in_place,
     all_reduce_repeats_bit_for_bit,
     a_made_buffer_is_summed_in_place,
-    long_sums_are_the_same_on_pretended_nodes,
-    a_patient_world_does_the_same,
-    a_patient_rank_sleeps_while_it_waits,
+    long_sums_are_the_same_on_simulated_nodes,
+    a_polling_world_does_the_same,
+    a_polling_rank_sleeps_while_it_waits,
     neighbours_pass_messages_on_a_ring,
     messages_are_told_apart_by_tag,
     any_rank_may_be_received_from,

@@ -18,8 +18,17 @@ from paceline.comm import ANY_RANK
 from paceline.comm.nonblocking.async_comm import AsyncComms, Steps
 from paceline.comm.nonblocking.progress import Operation, ProgressEngine, Queue
 from paceline.torch_backend import collectives, sparse
+from paceline.torch_backend.arguments import (
+    check_count,
+    check_fits,
+    check_multiple,
+    check_split,
+    kind_of,
+    list_of,
+    reduction_for,
+    root_of,
+)
 from paceline.torch_backend.devices import KINDS, Device, after, in_turn
-from paceline.torch_backend.reductions import Reduction, reduction_of
 from paceline.torch_backend.tensors import check, describe
 from paceline.torch_backend.untraced import untraced
 from paceline.torch_backend.work import Callbacks, GroupError, JoinedWork, MPIWork
@@ -53,27 +62,27 @@ class MPIGroup(dist.ProcessGroup):
     # Collectives, under the names that torch calls.
 
     def broadcast(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
-        tensors = _list(tensors)
+        tensors = list_of(tensors)
         return self._collect(
-            "broadcast", tensors, opts, collectives.broadcast(self._comms, tensors, _root(opts))
+            "broadcast", tensors, opts, collectives.broadcast(self._comms, tensors, root_of(opts))
         )
 
     def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
-        tensors = _list(tensors)
+        tensors = list_of(tensors)
         if any(tensor.layout != torch.strided for tensor in tensors):
             return self._sum_sparse(tensors, opts)
-        how = self._reduction(opts, tensors, "all_reduce")
+        how = reduction_for(opts, tensors, "all_reduce")
         steps = collectives.all_reduce(self._comms, tensors, how)
         return self._collect("all_reduce", tensors, opts, steps)
 
     def _sum_sparse(self, tensors: list[Tensor], opts: Any) -> MPIWork:
-        kind = _kind(opts)
+        kind = kind_of(opts)
         sparse.check_sparse(tensors, kind)
         steps = sparse.sum_sparse(self._comms, tensors, kind)
         return self._collect("all_reduce of sparse tensors", [], opts, steps)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        hows = [self._reduction(opts, [tensor], "all_reduce") for tensor in tensors]
+        hows = [reduction_for(opts, [tensor], "all_reduce") for tensor in tensors]
         steps = [
             collectives.all_reduce(self._comms, [tensor], how)
             for tensor, how in zip(tensors, hows, strict=True)
@@ -81,19 +90,19 @@ class MPIGroup(dist.ProcessGroup):
         return self._collect("all_reduce_coalesced", tensors, opts, _in_turn(steps))
 
     def reduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
-        tensors = _list(tensors)
-        how = self._reduction(opts, tensors, "reduce")
-        steps = collectives.reduce(self._comms, tensors, how, _root(opts))
+        tensors = list_of(tensors)
+        how = reduction_for(opts, tensors, "reduce")
+        steps = collectives.reduce(self._comms, tensors, how, root_of(opts))
         return self._collect("reduce", tensors, opts, steps)
 
     def allgather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
         lists = [outputs] if isinstance(outputs[0], Tensor) else outputs
-        return self._gather_all(lists, _list(tensors), opts)
+        return self._gather_all(lists, list_of(tensors), opts)
 
     def _gather_all(self, lists: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> MPIWork:
         for some, tensor in zip(lists, tensors, strict=True):
-            self._check_count(len(some), "all_gather", "output tensors")
-            self._check_fits(some[self._rank], tensor, "all_gather")
+            check_count(len(some), self._size, "all_gather", "output tensors")
+            check_fits(some[self._rank], tensor, "all_gather")
         steps = [
             collectives.all_gather(self._comms, some, tensor)
             for some, tensor in zip(lists, tensors, strict=True)
@@ -111,7 +120,7 @@ class MPIGroup(dist.ProcessGroup):
         return self._gather_all(by_tensor, tensors, opts)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
-        self._check_multiple(output, tensor, "all_gather_single")
+        check_multiple(output, tensor, self._size, "all_gather_single")
         steps = collectives.all_gather_single(self._comms, output, tensor)
         return self._collect("all_gather_single", [output, tensor], opts, steps)
 
@@ -120,38 +129,38 @@ class MPIGroup(dist.ProcessGroup):
     ) -> MPIWork:
         pairs = list(zip(outputs, tensors, strict=True))
         for output, tensor in pairs:
-            self._check_multiple(output, tensor, "all_gather_single")
+            check_multiple(output, tensor, self._size, "all_gather_single")
         steps = [collectives.all_gather_single(self._comms, *pair) for pair in pairs]
         every = [*outputs, *tensors]
         return self._collect("all_gather_single_coalesced", every, opts, _in_turn(steps))
 
     def gather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
-        (tensor,), root = _list(tensors), _root(opts)
+        (tensor,), root = list_of(tensors), root_of(opts)
         received = (
             list(outputs[0]) if outputs and not isinstance(outputs[0], Tensor) else list(outputs)
         )
         if self._rank == root:
-            self._check_count(len(received), "gather", "output tensors on its root")
-            self._check_fits(received[root], tensor, "gather")
+            check_count(len(received), self._size, "gather", "output tensors on its root")
+            check_fits(received[root], tensor, "gather")
         steps = collectives.gather(self._comms, received, tensor, root)
         return self._collect("gather", [tensor, *received], opts, steps)
 
     def scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
-        (output,), root = _list(outputs), _root(opts)
+        (output,), root = list_of(outputs), root_of(opts)
         pieces = list(tensors[0]) if tensors and not isinstance(tensors[0], Tensor) else tensors
         if self._rank == root:
-            self._check_count(len(pieces), "scatter", "tensors on its root")
-            self._check_fits(output, pieces[root], "scatter")
+            check_count(len(pieces), self._size, "scatter", "tensors on its root")
+            check_fits(output, pieces[root], "scatter")
         steps = collectives.scatter(self._comms, output, list(pieces), root)
         return self._collect("scatter", [output, *pieces], opts, steps)
 
     def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
-        outputs = _list(outputs)
+        outputs = list_of(outputs)
         lists = [tensors] if isinstance(tensors[0], Tensor) else tensors
         for output, some in zip(outputs, lists, strict=True):
-            self._check_count(len(some), "reduce_scatter", "tensors")
-            self._check_fits(output, some[self._rank], "reduce_scatter")
-        how = self._reduction(opts, outputs, "reduce_scatter")
+            check_count(len(some), self._size, "reduce_scatter", "tensors")
+            check_fits(output, some[self._rank], "reduce_scatter")
+        how = reduction_for(opts, outputs, "reduce_scatter")
         steps = [
             collectives.reduce_scatter(self._comms, output, some, how)
             for output, some in zip(outputs, lists, strict=True)
@@ -167,17 +176,17 @@ class MPIGroup(dist.ProcessGroup):
     ) -> MPIWork:
         steps = []
         for output, tensor in zip(outputs, tensors, strict=True):
-            self._check_multiple(tensor, output, "reduce_scatter_single")
-            how = self._reduction(opts, [output], "reduce_scatter_single")
+            check_multiple(tensor, output, self._size, "reduce_scatter_single")
+            how = reduction_for(opts, [output], "reduce_scatter_single")
             pieces = tensor.reshape(self._size, output.numel()).unbind()
             steps.append(collectives.reduce_scatter(self._comms, output, list(pieces), how))
         every = [*outputs, *tensors]
         return self._collect("reduce_scatter_single", every, opts, _in_turn(steps))
 
     def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
-        self._check_count(len(outputs), "all_to_all", "output tensors")
-        self._check_count(len(tensors), "all_to_all", "tensors")
-        self._check_fits(outputs[self._rank], tensors[self._rank], "all_to_all")
+        check_count(len(outputs), self._size, "all_to_all", "output tensors")
+        check_count(len(tensors), self._size, "all_to_all", "tensors")
+        check_fits(outputs[self._rank], tensors[self._rank], "all_to_all")
         steps = collectives.all_to_all(self._comms, outputs, tensors)
         return self._collect("all_to_all", [*outputs, *tensors], opts, steps)
 
@@ -190,8 +199,8 @@ class MPIGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> MPIWork:
         output_sizes, sizes = list(output_sizes or ()), list(sizes or ())
-        self._check_split(output, output_sizes)
-        self._check_split(tensor, sizes)
+        check_split(output, output_sizes, self._size)
+        check_split(tensor, sizes, self._size)
         steps = collectives.all_to_all_single(self._comms, output, tensor, output_sizes, sizes)
         return self._collect("all_to_all_single", [output, tensor], opts, steps)
 
@@ -379,57 +388,9 @@ class MPIGroup(dist.ProcessGroup):
         seconds = timeout.total_seconds() if timeout is not None else 0.0
         return seconds if seconds > 0 else self._timeout_s
 
-    def _reduction(self, opts: Any, tensors: list[Tensor], name: str) -> Reduction:
-        types = {tensor.dtype for tensor in tensors}
-        if len(types) != 1:
-            raise GroupError(
-                f"{name}: its tensors have {len(types)} types; they must have the same"
-            )
-        return reduction_of(_kind(opts), types.pop(), name)
-
-    def _check_count(self, count: int, name: str, what: str) -> None:
-        if count != self._size:
-            raise GroupError(f"{name}: {count} {what} for {self._size} ranks; pass one for each")
-
-    def _check_fits(self, received: Tensor, tensor: Tensor, name: str) -> None:
-        if received.numel() != tensor.numel() or received.dtype != tensor.dtype:
-            raise GroupError(f"{name}: {describe([tensor])} does not fit in {describe([received])}")
-
-    def _check_multiple(self, large: Tensor, small: Tensor, name: str) -> None:
-        if large.numel() != small.numel() * self._size or large.dtype != small.dtype:
-            raise GroupError(
-                f"{name}: {describe([large])} is not {self._size} times {describe([small])}"
-            )
-
-    def _check_split(self, tensor: Tensor, sizes: Sequence[int]) -> None:
-        rows = tensor.shape[0] if tensor.dim() else 1
-        if sizes and (len(sizes) != self._size or sum(sizes) != rows):
-            raise GroupError(
-                f"all_to_all_single: {list(sizes)} does not divide {rows} rows among "
-                f"{self._size} ranks"
-            )
-        if not sizes and rows % self._size:
-            raise GroupError(
-                f"all_to_all_single: {rows} rows are not divisible by {self._size} ranks; "
-                "pass the sizes of the splits"
-            )
-
 
 def _in_turn(works: list[Steps[list[Tensor]]]) -> Steps[list[Tensor]]:
     results: list[Tensor] = []
     for steps in works:
         results += yield from steps
     return results
-
-
-def _list(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, Tensor) else list(tensors)
-
-
-def _root(opts: Any) -> int:
-    return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", 0))
-
-
-def _kind(opts: Any) -> Any:
-    op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
-    return getattr(op, "op", op)

@@ -1,22 +1,24 @@
 """Node memory in files, its locks, and what happens when it is not available."""
 
 import os
+import re
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from support.strangers import give_away, needs_root
 
 from paceline.comm import node_memory as memory
 from paceline.comm import run_world
-from paceline.comm.node_memory import find_place, make_file, map_together, open_file
+from paceline.comm.node_memory import PREFIX, find_place, make_file, map_together, open_file
 from paceline.errors import WorldError
 
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """Node memory of this test, in a folder of its own."""
+    """Node memory of this test, in a directory of its own."""
     monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(tmp_path))
     return tmp_path
 
@@ -137,10 +139,51 @@ def test_closing_gives_everything_back(place):
     assert str(path) not in Path("/proc/self/maps").read_text()
 
 
-def test_the_place_is_the_jobs_folder_if_it_is_there(place, monkeypatch):
+def test_the_place_is_the_job_directory_if_it_exists(place, monkeypatch):
     assert find_place() == place
     monkeypatch.setenv("OMPI_MCA_btl_sm_backing_directory", str(place / "on-another-node"))
     assert find_place() == Path("/dev/shm")
     monkeypatch.setattr(memory, "_SHARED_MEMORY", str(place / "missing"))
     monkeypatch.setattr(memory.tempfile, "gettempdir", lambda: str(place / "temporary"))
     assert find_place() == place / "temporary"
+
+
+def test_too_little_space_is_an_error_with_advice_for_every_rule(tmp_path):
+    with pytest.raises(WorldError) as caught:
+        make_file(tmp_path, 10**18)
+    assert re.search(r"1000000000000000000 bytes .* and \d+ are free", str(caught.value))
+    assert f"Enlarge {tmp_path}" in str(caught.value)
+    assert "rule." not in str(caught.value)
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return make_file(tmp_path, 4096)
+
+
+def test_node_memory_is_for_its_user_alone(file):
+    assert file.name.startswith(PREFIX)
+    assert file.stat().st_mode & 0o777 == 0o600
+    open_file(file, 4096, 1).close()
+
+
+@needs_root
+def test_what_another_user_has_put_in_its_place_is_not_mapped(file):
+    give_away(file)
+    with pytest.raises(OSError, match="belongs to user 65534"):
+        open_file(file, 4096, 1)
+
+
+def test_no_link_in_its_place_is_followed(file, tmp_path):
+    file.rename(tmp_path / "elsewhere")
+    file.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="it is a link"):
+        open_file(file, 4096, 1)
+
+
+@pytest.mark.timeout(20)
+def test_no_fifo_in_its_place_is_waited_for(file):
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match="not a plain file"):
+        open_file(file, 4096, 1)

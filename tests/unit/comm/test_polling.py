@@ -33,21 +33,21 @@ def test_a_long_wait_burns_less_than_a_twentieth_of_a_core():
     assert burnt < 0.05 * took
 
 
-def test_sleeps_grow_to_the_longest_and_begin_anew_after_a_reset(monkeypatch):
+def test_sleeps_grow_to_the_longest_and_start_over_after_a_reset(monkeypatch):
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
-    patience = Backoff(longest_s=0.001, yields=3, shortest_s=0.0001)
+    backoff = Backoff(longest_s=0.001, yields=3, shortest_s=0.0001)
     for _ in range(3):
-        patience.pause()
+        backoff.pause()
     assert slept == []  # first the processor is only offered to others
     for _ in range(20):
-        patience.pause()
+        backoff.pause()
     assert slept[0] == 0.0001
     assert slept == sorted(slept)
     assert slept[-1] == 0.001
-    patience.reset()
+    backoff.reset()
     for _ in range(4):
-        patience.pause()
+        backoff.pause()
     assert len(slept) == 21
     assert slept[-1] == 0.0001
 
@@ -65,7 +65,7 @@ def test_what_is_there_at_once_costs_no_pause(monkeypatch):
     wait_until(lambda: True)
 
 
-def test_an_error_of_what_is_looked_at_ends_the_wait():
+def test_an_error_of_the_condition_ends_the_wait():
     def unwell():
         raise KeyError("unwell")
 

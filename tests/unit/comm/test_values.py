@@ -56,7 +56,7 @@ def test_odd_numbers_come_back(value):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_paceline_tells_comes_back(value):
+def test_classes_of_paceline_come_back(value):
     again = from_bytes(to_bytes(value))
     assert type(again) is type(value)
     if isinstance(value, np.ndarray | np.generic):
@@ -83,7 +83,7 @@ class Foreign:
     [Foreign(), ValueError("x"), np.array([Foreign()])],
     ids=["object", "error", "array of objects"],
 )
-def test_other_objects_do_not_travel(value):
+def test_other_objects_are_refused(value):
     with pytest.raises(TypeError, match="cannot be sent to other ranks"):
         to_bytes(value)
 

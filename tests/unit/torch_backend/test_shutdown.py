@@ -1,4 +1,4 @@
-"""A group that is destroyed while much is under way."""
+"""A group that is destroyed while operations are in progress."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from paceline.torch_backend.group import MPIGroup
 
 
 @pytest.mark.parametrize("operations", [0, 1, 40])
-def test_one_farewell_for_all_that_is_under_way(monkeypatch, operations):
+def test_one_timeout_for_all_operations_in_progress(monkeypatch, operations):
     clock = SimpleNamespace(now=100.0)
     waits = []
 

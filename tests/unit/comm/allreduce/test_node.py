@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.comm import run_world
-from paceline.comm.allreduce import node as node_sum
+from paceline.comm.allreduce import node as module
 from paceline.comm.allreduce.node import NodeAllreduce
 from paceline.errors import WorldError
 
@@ -33,10 +33,10 @@ def values_of(rank, size, dtype):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, np.float16])
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
 def test_every_rank_gets_the_sum_over_all(nodes, dtype, made, monkeypatch):
-    monkeypatch.setattr(node_sum, "LONG_BYTES", 0)
-    monkeypatch.setattr(node_sum, "STAGE_BYTES", 4096)  # so that several pieces pass through
-    monkeypatch.setattr(node_sum, "FAR_STAGE_BYTES", 8192)
-    monkeypatch.setattr(node_sum, "CHUNK_BYTES", 2048)
+    monkeypatch.setattr(module, "LONG_BYTES", 0)
+    monkeypatch.setattr(module, "STAGE_BYTES", 4096)  # so that several pieces pass through
+    monkeypatch.setattr(module, "FAR_STAGE_BYTES", 8192)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 2048)
     ranks = sum(map(len, nodes))
 
     def program(world):
@@ -75,7 +75,7 @@ def test_ranks_of_one_node_are_added_in_their_order():
 
 
 def test_a_buffer_that_one_rank_made_and_another_did_not_is_summed_all_the_same(monkeypatch):
-    monkeypatch.setattr(node_sum, "LONG_BYTES", 0)
+    monkeypatch.setattr(module, "LONG_BYTES", 0)
 
     def program(world):
         sums = join(world, [(0, 1)])
@@ -89,7 +89,7 @@ def test_a_buffer_that_one_rank_made_and_another_did_not_is_summed_all_the_same(
 
 
 def test_a_buffer_that_was_dropped_is_one_like_any_other(monkeypatch):
-    monkeypatch.setattr(node_sum, "LONG_BYTES", 0)
+    monkeypatch.setattr(module, "LONG_BYTES", 0)
 
     def program(world):
         sums = join(world, [(0, 1)])

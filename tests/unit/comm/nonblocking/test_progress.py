@@ -1,4 +1,4 @@
-"""Many exchanges under way at once, driven by whoever waits."""
+"""Many operations in progress at once, driven by whichever thread waits."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ class Gate:
 
 
 def make(steps, queue=None, timeout_s=30.0, cancels=False):
-    return Operation(steps, timeout_s, lambda told: RuntimeError(f"op: {told}"), queue, cancels)
+    return Operation(steps, timeout_s, lambda reason: RuntimeError(f"op: {reason}"), queue, cancels)
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def test_the_time_of_one_that_waits_for_its_turn_does_not_run(progress):
     assert works[1].error is None
 
 
-def test_who_asks_while_others_are_told_is_told_after_them(progress):
-    told = []
+def test_callbacks_run_in_the_order_in_which_they_were_added(progress):
+    called = []
     work = make(Gate().steps(), timeout_s=0.1)
-    work.when_over(lambda over: (over.when_over(lambda _: told.append(3)), told.append(1)))
-    work.when_over(lambda over: told.append(2))
+    work.when_over(lambda over: (over.when_over(lambda _: called.append(3)), called.append(1)))
+    work.when_over(lambda over: called.append(2))
     progress.run(work)
-    work.when_over(lambda over: told.append(4))
-    assert told == [1, 2, 3, 4]
+    work.when_over(lambda over: called.append(4))
+    assert called == [1, 2, 3, 4]
 
 
 def test_what_fails_keeps_what_mpi_may_still_write_to(progress):
@@ -187,12 +187,12 @@ def test_waiting_burns_no_core(progress):
     assert burnt < 0.3 * took
 
 
-def test_nothing_under_way_looks_at_nothing(progress):
+def test_an_idle_engine_does_not_poll(progress):
     gate = Gate()
     gate.open = True
     progress.submit(work := make(gate.steps()))
     assert work.over.wait(10)
-    looks, plain = [], progress._poll
-    progress._poll = lambda: looks.append(1) or plain()
+    polls, poll = [], progress._poll
+    progress._poll = lambda: polls.append(1) or poll()
     time.sleep(0.1)
-    assert not looks
+    assert not polls

@@ -1,4 +1,4 @@
-"""How groups of torch meet by MPI, and what a message that does not fit is."""
+"""Rendezvous of torch groups over MPI, and messages that do not fit."""
 
 import os
 from datetime import timedelta
@@ -12,7 +12,7 @@ from paceline.cluster.network import outside_addresses, read_interfaces
 from paceline.torch_backend import GroupError
 
 
-def meet_on_gloo(world):
+def rendezvous_for_gloo(world):
     """The sum of gloo, made again by a group of mpi4py on the first and the last rank."""
     if outside_addresses(read_interfaces()):
         world.node_ranks = (world.rank,)  # as if every rank were on a node of its own
