@@ -51,8 +51,9 @@ KEYS = [
     *("optimizer.weight_decay", "optimizer.nesterov", "optimizer.eps", "optimizer.foreach"),
     *("schedule", "schedule.name", "schedule.warmup", "schedule.at", "schedule.every"),
     *("schedule.gamma", "schedule.floor", "stop.patience", "stop.target", "rule", "rule.name"),
-    *("rule.every", "rule.wire", "rule.force", "rule.rank", "rule.servers", "rule.fragments"),
-    *("rule.probability", "rule.server_optimizer", "rule.push_every", "rule.start_after"),
+    *("rule.every", "rule.force", "rule.fragments", "rule.probability", "rule.server_optimizer"),
+    *("rule.push_every", "rule.start_after", "exchange", "exchange.wire", "exchange.servers"),
+    *("exchange.overlap", "exchange.share", "exchange.powersgd_rank"),
 ]
 VALUES = [
     *("", "true", "off", "null", "-1", "0", "1", "2", "3.5", "1e-3", "1e999", "nan", "-0.0"),

@@ -34,24 +34,31 @@ MARKERS = "osD^vX"
 
 @dataclass(frozen=True)
 class Case:
-    """A rule with its settings, other options of the run with their name, and how many ranks."""
+    """A rule with its settings, other options of the run with their name, how many ranks, and how
+    they exchange."""
 
     rule: str
     settings: dict[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     note: str = ""
     ranks: int = 2
+    exchange: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
         """As in the table: rule and settings in code, the rest in words."""
-        code = ", ".join([self.rule, *(f"{key}: {show(v)}" for key, v in self.settings.items())])
+        settings = self.settings | self._exchange()
+        code = ", ".join([self.rule, *(f"{key}: {show(v)}" for key, v in settings.items())])
         return ", ".join(filter(None, (f"`{code}`", self.note)))
 
     def arguments(self) -> list[str]:
-        rule = [f"rule.{key}={json.dumps(value)}" for key, value in self.settings.items()]
-        settings = [word for setting in rule for word in ("--set", setting)]
-        return ["-n", str(self.ranks), "--rule", self.rule, *settings, *self.options]
+        given = {f"rule.{key}": value for key, value in self.settings.items()} | self._exchange()
+        settings = [f"{key}={json.dumps(value)}" for key, value in given.items()]
+        words = [word for setting in settings for word in ("--set", setting)]
+        return ["-n", str(self.ranks), "--rule", self.rule, *words, *self.options]
+
+    def _exchange(self) -> dict[str, Any]:
+        return {f"exchange.{key}": value for key, value in self.exchange.items()}
 
 
 def show(value: Any) -> str:
@@ -63,12 +70,12 @@ def show(value: Any) -> str:
 
 CASES = (
     Case("bsp"),
-    Case("bsp", {"wire": "bfloat16"}),
-    Case("bsp", {"wire": "int8"}),
-    Case("bsp", {"what": "weights"}),
+    Case("bsp", exchange={"wire": "bfloat16"}),
+    Case("bsp", exchange={"wire": "int8"}),
+    Case("average", {"every": 1}),
     Case("average", note="once an epoch"),
     Case("average", {"every": 16}),
-    Case("average", {"every": 16, "wire": "int8"}),
+    Case("average", {"every": 16}, exchange={"wire": "int8"}),
     Case("average", {"every": 16, "start_after": 400}),
     Case("average", {"every": "2s"}),
     Case("diloco", {"every": 16}, ADAMW, "AdamW"),
@@ -76,9 +83,9 @@ CASES = (
     Case("easgd", {"every": 10}, PLAIN, "no momentum"),
     Case("easgd", {"every": 10}),
     Case("easgd", {"every": 10}, PAPER, "Nesterov (EAMSGD)"),
-    Case("easgd", {"every": 10, "overlap": True}),
+    Case("easgd", {"every": 10}, exchange={"overlap": True}),
     Case("easgd", {"every": 10, "synchronous": True}),
-    Case("easgd", {"every": 10, "servers": 1}, note="3 ranks", ranks=3),
+    Case("easgd", {"every": 10}, note="3 ranks", ranks=3, exchange={"servers": 1}),
     Case("downpour", {}, PLAIN, "no momentum"),
     Case("downpour", {"synchronous": True}, PLAIN, "no momentum"),
     Case("downpour", {"server_optimizer": "adam"}, PLAIN, "no momentum"),

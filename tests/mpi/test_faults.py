@@ -33,10 +33,12 @@ RULES = {
     "average": {"name": "average", "every": 3},
     "diloco": {"name": "diloco", "every": 3},
     "easgd": {"name": "easgd", "every": 2},
-    "easgd-server": {"name": "easgd", "every": 2, "servers": 1},
+    "easgd-server": {"name": "easgd", "every": 2},
     "downpour": {"name": "downpour"},
     "gossip": {"name": "gossip", "probability": 1},
 }
+EXCHANGE = {"bsp-unshared": {"share": False}, "easgd-server": {"servers": 1}}
+"""How ranks exchange, where that is not the usual way."""
 IN_LOCKSTEP = ("bsp", "bsp-unshared", "average", "diloco")
 STALLED = ("sigstop", "drop")
 """Faults whose end is told by the clock: the run gives up after a stall."""
@@ -211,11 +213,11 @@ def outcomes(request, tmp_path_factory):
 
 def run(job: Job, folder: Path) -> Outcome:
     """Train by that rule while those faults strike."""
-    ranks = 3 if "servers" in RULES[job.rule] else 2
+    exchange = EXCHANGE.get(job.rule, {})
+    ranks = 2 + exchange.get("servers", 0)
     program = [str(TESTS / "mpi" / "programs" / "faulty.py"), str(folder), *job.more]
-    program += ["--rule", json.dumps(RULES[job.rule])]
+    program += ["--rule", json.dumps(RULES[job.rule]), "--exchange", json.dumps(exchange)]
     program += [word for fault in job.faults for word in ("--fault", fault)]
-    program += ["--no-share"] if job.rule == "bsp-unshared" else []
     if any(Fault.parse(fault).kind in STALLED for fault in job.faults):
         program += ["--stall-timeout-s", "3"]
     launcher = subprocess.Popen(

@@ -7,24 +7,34 @@ DOWNPOUR = {"name": "downpour", "push_every": 4, "pull_every": 4, "staleness": "
 GOSSIP = {"name": "gossip", "probability": 1.0}
 ADAM = {"server_optimizer": {"name": "adam", "lr": 0.003}}
 
-IN_NODE_MEMORY = [EASGD, DOWNPOUR, GOSSIP, EASGD | {"overlap": True}]
+IN_NODE_MEMORY = [(EASGD, {}), (DOWNPOUR, {}), (GOSSIP, {}), (EASGD, {"overlap": True})]
 WITH_SERVERS = [
-    EASGD | {"servers": 1},
-    EASGD | {"servers": 2, "overlap": True},
-    DOWNPOUR | {"servers": 1} | ADAM,
-    DOWNPOUR | {"servers": 2, "wire": "int8"},
-    EASGD | {"servers": 1, "wire": "bfloat16"},
+    (EASGD, {"servers": 1}),
+    (EASGD, {"servers": 2, "overlap": True}),
+    (DOWNPOUR | ADAM, {"servers": 1}),
+    (DOWNPOUR, {"servers": 2, "wire": "int8"}),
+    (EASGD, {"servers": 1, "wire": "bfloat16"}),
 ]
-EVERY_RANK_A_NODE = [EASGD, DOWNPOUR | {"overlap": True}, GOSSIP | {"wire": "float16"}]
-ON_FIVE_RANKS = [EASGD, GOSSIP, DOWNPOUR | {"staleness": "dynsgd", "servers": 1}]
+EVERY_RANK_A_NODE = [(EASGD, {}), (DOWNPOUR, {"overlap": True}), (GOSSIP, {"wire": "float16"})]
+ON_FIVE_RANKS = [
+    (EASGD, {}),
+    (GOSSIP, {}),
+    (DOWNPOUR | {"staleness": "dynsgd"}, {"servers": 1}),
+]
 
 
-def describe(rule):
-    return " ".join(str(value) for value in rule.values() if not isinstance(value, dict))
+def describe(settings):
+    return " ".join(str(value) for value in settings.values() if not isinstance(value, dict))
 
 
-def check(outcome, ranks, rule, every_rank_a_node):
-    servers = rule.get("servers", 0)
+def each_of(cases):
+    """Each a rule and the settings of its exchange."""
+    ids = [describe(rule | exchange) for rule, exchange in cases]
+    return pytest.mark.parametrize(("rule", "exchange"), cases, ids=ids)
+
+
+def check(outcome, ranks, rule, exchange, every_rank_a_node):
+    servers = exchange.get("servers", 0)
     assert outcome["equal"]
     assert not any(outcome["left"])
     assert sum(outcome["samples"]) == 10 * 600
@@ -36,29 +46,29 @@ def check(outcome, ranks, rule, every_rank_a_node):
     assert (outcome["bytes"] == 0) == nothing_sent
 
 
-@pytest.mark.parametrize("rule", IN_NODE_MEMORY, ids=describe)
-def test_in_the_memory_of_the_node(resident, tmp_path, rule):
-    outcome = resident(3, "free_runs:train", tmp_path, rule, False)
-    check(outcome, 3, rule, every_rank_a_node=False)
+@each_of(IN_NODE_MEMORY)
+def test_in_the_memory_of_the_node(resident, tmp_path, rule, exchange):
+    outcome = resident(3, "free_runs:train", tmp_path, rule, exchange, False)
+    check(outcome, 3, rule, exchange, every_rank_a_node=False)
 
 
-@pytest.mark.parametrize("rule", WITH_SERVERS, ids=describe)
-def test_with_servers(resident, tmp_path, rule):
-    outcome = resident(4, "free_runs:train", tmp_path, rule, False)
-    check(outcome, 4, rule, every_rank_a_node=False)
+@each_of(WITH_SERVERS)
+def test_with_servers(resident, tmp_path, rule, exchange):
+    outcome = resident(4, "free_runs:train", tmp_path, rule, exchange, False)
+    check(outcome, 4, rule, exchange, every_rank_a_node=False)
 
 
-@pytest.mark.parametrize("rule", EVERY_RANK_A_NODE, ids=describe)
-def test_with_every_rank_a_node(resident, tmp_path, rule):
-    outcome = resident(3, "free_runs:train", tmp_path, rule, True)
-    check(outcome, 3, rule, every_rank_a_node=True)
+@each_of(EVERY_RANK_A_NODE)
+def test_with_every_rank_a_node(resident, tmp_path, rule, exchange):
+    outcome = resident(3, "free_runs:train", tmp_path, rule, exchange, True)
+    check(outcome, 3, rule, exchange, every_rank_a_node=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ON_FIVE_RANKS, ids=describe)
-def test_on_five_ranks(own_job, tmp_path, rule):
-    outcome = own_job(5, "free_runs:train", tmp_path, rule, False)
-    check(outcome, 5, rule, every_rank_a_node=False)
+@each_of(ON_FIVE_RANKS)
+def test_on_five_ranks(own_job, tmp_path, rule, exchange):
+    outcome = own_job(5, "free_runs:train", tmp_path, rule, exchange, False)
+    check(outcome, 5, rule, exchange, every_rank_a_node=False)
 
 
 def test_a_server_with_nothing_to_do_sleeps(resident):

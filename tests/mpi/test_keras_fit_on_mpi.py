@@ -12,7 +12,7 @@ import pytest
 pytestmark = pytest.mark.timeout(300)
 
 BACKENDS = ("torch", "tensorflow", "jax")
-RULES = ("average", "weights", "diloco", "easgd", "downpour", "gossip")
+RULES = ("average", "average every step", "diloco", "easgd", "downpour", "gossip")
 
 
 def fit(mpirun, folder, backend, *words):

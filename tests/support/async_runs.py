@@ -15,18 +15,19 @@ from paceline.training.trainer import Trainer
 from support.line_problem import BATCH, SAMPLES
 
 RULES = {
-    "easgd": (EASGD(every=2), 3),
-    "easgd with a server": (EASGD(every=2, servers=1), 4),
-    "easgd with two servers": (EASGD(every=2, servers=2), 5),
-    "easgd overlapped": (EASGD(every=2, overlap=True), 3),
-    "easgd overlapped, with a server": (EASGD(every=2, overlap=True, servers=1), 4),
-    "downpour": (Downpour(push_every=2, pull_every=3, staleness="dynsgd"), 3),
-    "downpour with a server": (Downpour(servers=1, staleness="agn"), 4),
-    "gossip": (Gossip(probability=0.5), 3),
+    "easgd": (EASGD(every=2), {}, 3),
+    "easgd with a server": (EASGD(every=2), {"servers": 1}, 4),
+    "easgd with two servers": (EASGD(every=2), {"servers": 2}, 5),
+    "easgd overlapped": (EASGD(every=2), {"overlap": True}, 3),
+    "easgd overlapped, with a server": (EASGD(every=2), {"overlap": True, "servers": 1}, 4),
+    "downpour": (Downpour(push_every=2, pull_every=3, staleness="dynsgd"), {}, 3),
+    "downpour with a server": (Downpour(staleness="agn"), {"servers": 1}, 4),
+    "gossip": (Gossip(probability=0.5), {}, 3),
 }
+"""Rule, settings of the exchange, and how many ranks."""
 
 
-every_rule = pytest.mark.parametrize(("rule", "ranks"), RULES.values(), ids=RULES)
+every_rule = pytest.mark.parametrize(("rule", "exchange", "ranks"), RULES.values(), ids=RULES)
 
 
 class Numbers:
@@ -59,19 +60,19 @@ class Together(Callback):
 
 def count_through(
     tmp_path, rule, ranks, epochs=3, delays=None, callbacks=None, prefetch=0, held_out=None,
-    **settings,
+    exchange=None, **settings,
 ):  # fmt: skip
     """A run over numbered samples: what each rank saw, and the result."""
     numbers = np.arange(SAMPLES, dtype=np.float64)[:, None]
     delays, callbacks = delays or [0.0] * ranks, callbacks or [()] * ranks
-    together = Together(ranks - (getattr(rule, "servers", None) or 0))
+    together = Together(ranks - (exchange or {}).get("servers", 0))
 
     def program(world):
         model = Numbers(delays[world.rank])
         result = Trainer(
             model.build, numbers, held_out, world=world, rule=rule, epochs=epochs, progress="off",
             callbacks=[together, *callbacks[world.rank]], run_dir=str(tmp_path / "run"),
-            data={"batch_size": BATCH, "prefetch": prefetch}, **settings,
+            data={"batch_size": BATCH, "prefetch": prefetch}, exchange=exchange or {}, **settings,
         ).fit()  # fmt: skip
         return model.seen, result, world._hub.mailboxes
 

@@ -58,12 +58,12 @@ def fit(
     return results[0]
 
 
-def own_loop(rule, ranks, epochs=2, momentum=0.9):
+def own_loop(rule, ranks, epochs=2, momentum=0.9, **settings):
     def program(world):
         model = build()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=momentum)
         batches = paceline.shard(data(), BATCH, to=torch.from_numpy)
-        with paceline.keep_pace(model, optimizer, rule=rule):
+        with paceline.keep_pace(model, optimizer, rule=rule, **settings):
             for _ in range(epochs):
                 for x, y in batches:
                     optimizer.zero_grad()

@@ -167,13 +167,13 @@ COURSES = {
     "gradients": GradientCourse,
     "weights": WeightCourse,
     "centre": CentreCourse,
-    "peers": PeerCourse,
+    "gossip": PeerCourse,
 }
 
 
 def set_out(rule, start, workers, weights=None, lr=0.1, **more):
     """A course of the kind that the rule needs."""
-    rule = getattr(rule, "resolve", rule)
+    rule = rule.resolve(lossy=False)
     return COURSES[rule.exchange_kind](rule, start, workers, weights, lr, **more)
 
 

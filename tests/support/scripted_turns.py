@@ -37,7 +37,7 @@ class Turns:
                 self._changed.notify_all()
 
 
-def play(rule, script, ranks=3, nodes=None):
+def play(rule, script, ranks=3, nodes=None, exchange=None):
     """Train by the script; each step's replica after it, in the script's order, and the result.
 
     `nodes` pretends that the ranks are on several.
@@ -51,7 +51,7 @@ def play(rule, script, ranks=3, nodes=None):
         torch.nn.init.zeros_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
         mine = [at for at, rank in enumerate(script) if rank == world.rank]
-        with paceline.keep_pace(model, optimizer, rule=rule, world=world):
+        with paceline.keep_pace(model, optimizer, rule=rule, exchange=exchange, world=world):
             for at in mine:
                 with turns.turn(world.rank):
                     target = torch.from_numpy(TARGETS[world.rank : world.rank + 1])

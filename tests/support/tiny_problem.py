@@ -14,7 +14,7 @@ INPUTS, HIDDEN, SAMPLES, BATCH, EPOCHS, RATE = 6, 8, 250, 10, 4, 0.05
 
 SYNCHRONOUS = {
     "bsp": {"name": "bsp"},
-    "bsp of weights": {"name": "bsp", "what": "weights"},
+    "average every step": {"name": "average", "every": 1},
     "average": {"name": "average", "every": 3},
     "diloco": {"name": "diloco", "every": 4, "outer_momentum": 0.5},
     "synchronous easgd": {"name": "easgd", "every": 2, "synchronous": True},

@@ -9,6 +9,7 @@ from typing import ClassVar
 import h5py
 import numpy as np
 import pytest
+import yaml
 
 from paceline.cli import main
 from paceline.comm import SoloWorld, run_world
@@ -102,8 +103,8 @@ def manage(tmp_path, model=None, data=None, algo=None, **more):
 
 
 def test_the_master_s_optimizer_keeps_its_defaults():
-    rule = make_rule(Algo("adam", sync_every=2).rule(masters=1))
-    assert (rule.name, rule.push_every, rule.pull_every, rule.servers) == ("downpour", 2, 2, 1)
+    rule = make_rule(Algo("adam", sync_every=2).rule())
+    assert (rule.name, rule.push_every, rule.pull_every) == ("downpour", 2, 2)
     assert (rule.optimizer.name, rule.optimizer.lr, rule.optimizer.beta2) == ("adam", 0.001, 0.999)
     assert make_rule(Algo("sgd").rule()).optimizer.lr == 0.01
     adadelta = make_rule(Algo("adadelta", rho=0.5).rule()).optimizer
@@ -117,17 +118,31 @@ def test_a_push_is_a_gradient_and_elastic_settings_are_the_workers():
     elastic = Algo(None, mode="easgd", elastic_lr=0.3, elastic_momentum=0.9, elastic_force=0.2)
     wanted = {"name": "sgd", "lr": 0.3, "momentum": 0.9, "nesterov": True}
     assert elastic.optimizer() == wanted
-    rule = make_rule(elastic.rule(masters=0))
-    assert (rule.name, rule.force, rule.servers) == ("easgd", 0.2, 0)
+    rule = make_rule(elastic.rule())
+    assert (rule.name, rule.force) == ("easgd", 0.2)
     own = Algo("adam", worker_optimizer="adam", worker_optimizer_params={"learning_rate": 0.02})
     assert own.optimizer() == {"name": "adam", "lr": 0.02}
 
 
-def test_synchronous_workers_need_no_master():
-    for algo in (Algo("adam"), Algo(None, mode="easgd")):
-        rule = make_rule(algo.rule(masters=1, synchronous=True))
-        assert rule.synchronous
-        assert rule.servers is None
+@pytest.mark.parametrize("algo", [Algo("adam"), Algo(None, mode="easgd")], ids=lambda a: a.mode)
+@pytest.mark.parametrize(
+    ("masters", "synchronous", "servers"),
+    [(1, False, 1), (2, False, 2), (0, False, 0), (1, True, None)],
+)
+def test_masters_are_servers_and_synchronous_workers_need_none(
+    tmp_path, algo, masters, synchronous, servers
+):
+    def program(world):
+        manager = manage(
+            tmp_path, algo=algo, num_epochs=1, num_masters=masters, synchronous=synchronous
+        )
+        manager.train()
+        return manager.num_workers
+
+    assert run_world(4, program) == [4 - (servers or 0)] * 4
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert config["exchange"]["servers"] == servers
+    assert config["rule"]["synchronous"] == synchronous
 
 
 @pytest.mark.parametrize(

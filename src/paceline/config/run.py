@@ -7,10 +7,10 @@ docs/settings.md come from its docstring and annotations (see `setting`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.cluster.cores import most_threads
 from paceline.config.data import DataConfig
@@ -25,7 +25,8 @@ from paceline.core.quantities import Period
 from paceline.core.user_code import describe_failure
 from paceline.errors import ConfigError
 from paceline.models import MODELS
-from paceline.rules import RULES, Rule, make_rule
+from paceline.rules import RULES, Rule, describe_rule, make_rule
+from paceline.sync import ExchangeSettings, check_settings, make_settings
 
 MOST_BATCHES = 1_000_000
 """No run adds up more for a step, nor keeps more checkpoints."""
@@ -80,11 +81,10 @@ class RunConfig(Section):
         Flag("--rule"),
         Values(names=tuple(RULES)),
     ] = Field(default_factory=lambda: make_rule("bsp"))
-    """How the ranks keep pace.
+    """How the ranks keep pace; `file.py:Class` for [your own rule](own-rule.md).
 
     Further keys of the section are settings of the rule: see [rules.md](rules.md)."""
-    share: bool = True
-    """With `bsp`, ranks of a node share one copy of parameters and optimizer state."""
+    exchange: ExchangeSettings = ExchangeSettings()
 
     epochs: Annotated[int, Group("Length of the run"), Flag("--epochs")] = Field(5, ge=1, le=10**9)
     """Passes over the training data."""
@@ -179,18 +179,33 @@ class RunConfig(Section):
         except (TypeError, ValueError, ArithmeticError) as error:  # a name that is a list, ...
             raise ValueError(f"rule is {show(value)}: {describe_failure(error)}") from error
 
+    @field_validator("exchange", mode="before")
+    @classmethod
+    def read_exchange(cls, value: Any) -> ExchangeSettings:
+        try:
+            return make_settings(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+
+    @model_validator(mode="after")
+    def check_exchange(self) -> RunConfig:
+        try:
+            check_settings(self.rule, self.exchange)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return self
+
     def describe(self) -> dict[str, Any]:
         """The settings as plain values, for config.yaml; without run_dir and resume, so that the
         file can be run again."""
-        apart = {"rule", "model", "data", "optimizer", "loss", "run_dir", "resume"}
+        apart = {"rule", "exchange", "model", "data", "optimizer", "loss", "run_dir", "resume"}
         plain = self.model_dump(exclude=apart)
         data = {key: as_plain(getattr(self.data, key)) for key in DataConfig.model_fields}
         data["keys"] = names_as_plain(self.data.keys)
         optimizer = self.optimizer
         named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
-        settings = {field.name: getattr(self.rule, field.name) for field in fields(self.rule)}
-        rule = {"name": self.rule.name, **settings}
-        top = {"model": as_plain(self.model), "data": data, "rule": rule}
+        how = {"rule": describe_rule(self.rule), "exchange": asdict(self.exchange)}
+        top = {"model": as_plain(self.model), "data": data, **how}
         return top | {"optimizer": as_plain(named), "loss": as_plain(self.loss)} | plain
 
 

@@ -68,7 +68,7 @@ def translate(content: Mapping[str, Any], given: Mapping[str, Any] | None = None
     if faults:
         raise ConfigError("; ".join(faults))
     found = {name: value for one in told.values() for name, value in one.settings.items()}
-    for section, usual in (("rule", known.rule.lower()), ("optimizer", "sgd")):
+    for section, usual in (("rule", known.name), ("optimizer", "sgd")):
         if any(name.startswith(f"{section}.") for name in found):
             found = {f"{section}.name": usual} | found
     settings = combine(*(nest(name, value) for name, value in found.items()), new)

@@ -40,11 +40,25 @@ class Known(NamedTuple):
         """Whether workers of BSP average weights (avg) or updates (cdd), where it is said."""
         return next((_text(self.old[key]) for key in MODES if key in self.old), None)
 
+    @property
+    def period(self) -> Any:
+        """Steps between two exchanges, where it is said."""
+        return next((self.old[key] for key in PERIODS if key in self.old), None)
+
+    @property
+    def name(self) -> str:
+        """Today's rule: weights were averaged by type avg, or where that came seldom."""
+        if self.rule != "BSP":
+            return self.rule.lower()
+        seldom = self.period is not None and not _is_one(self.period) and self.mode != "cdd"
+        return "average" if self.mode == "avg" or seldom else "bsp"
+
 
 Reader = Callable[[str, Any, Known], Told]
 
 MODES = ("worker_type", "train_mode", "sync_type")
-"""One key, under the names it has had."""
+PERIODS = ("avg_freq", "sync_freq")
+"""One key each, under the names it has had."""
 MODELS = {"alexnet": "alexnet", "googlenet": "googlenet", "vggnet": "vgg"}
 _WIRES = dict.fromkeys(("ar", "asa32", "copper", "nccl32"), "float32") | dict.fromkeys(
     ("asa16", "copper16", "nccl16"), "float16"
@@ -55,9 +69,13 @@ _SCALED = (
 )
 
 
+def _is_one(value: Any) -> bool:
+    return type(value) is int and value == 1
+
+
 def read_rule(key: str, value: Any, known: Known) -> Told:
     if known.rule in ("BSP", "EASGD"):
-        return Told({"rule.name": known.rule.lower()})
+        return Told({"rule.name": known.name})
     raise ConfigError(
         f"{key} is {show(value)}, expected BSP or EASGD; for other rules write a "
         "run file of Paceline (rule: downpour, gossip, ...)"
@@ -65,27 +83,27 @@ def read_rule(key: str, value: Any, known: Known) -> Told:
 
 
 def read_period(key: str, value: Any, known: Known) -> Told:
-    every = {"rule.every": value}
-    once = type(value) is int and value == 1
     if known.rule == "EASGD" or known.mode == "avg":
-        return Told(every)
-    if known.mode == "cdd" and not once:
+        return Told({"rule.every": value})
+    if known.mode == "cdd" and not _is_one(value):
         raise ConfigError(
             f"{key} is {show(value)} and the workers' type cdd, whose updates are averaged in "
             "every step; set worker_type: avg, or 1"
         )
-    if once:
-        return Told({"rule.what": "gradients"}, "in every step")
-    return Told({"rule.what": "weights"} | every)
+    if _is_one(value):
+        return Told({"rule.name": "bsp"}, "gradients, in every step")
+    return Told({"rule.name": "average", "rule.every": value})
 
 
 def read_mode(key: str, value: Any, known: Known) -> Told:
     if known.rule == "EASGD":
         return Told(why="not needed: EASGD exchanges weights")
     if value == "avg":
-        return Told({"rule.what": "weights"}, "with SGD and 1 step the course of gradients")
+        every = {} if known.period is not None else {"rule.every": 1}
+        why = "with SGD and 1 step the course of gradients"
+        return Told({"rule.name": "average", **every}, why)
     if value == "cdd":
-        return Told({"rule.what": "gradients"})
+        return Told({"rule.name": "bsp"})
     raise ConfigError(f"{key} is {show(value)}, expected avg or cdd")
 
 
@@ -109,8 +127,10 @@ def read_precision(key: str, value: Any, known: Known) -> Told:
 
 def _wire(wire: str, known: Known) -> Told:
     if known.rule == "EASGD":
-        return Told(why="not needed: EASGD sent float32, and does so here unless rule.wire is set")
-    return Told({"rule.wire": wire}, "between nodes")
+        return Told(
+            why="not needed: EASGD sent float32, and does so here unless exchange.wire is set"
+        )
+    return Told({"exchange.wire": wire}, "between nodes")
 
 
 def read_alpha(key: str, value: Any, known: Known) -> Told:

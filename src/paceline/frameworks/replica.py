@@ -1,11 +1,21 @@
-"""The Replica: what Paceline needs of a framework, and nothing more."""
+"""What Paceline needs of a framework, and nothing more: a model and its optimizer as flat vectors.
+
+`VectorModel` is all that an exchange uses. A `Replica` also computes gradients: the Trainer drives
+it. A `Loop` is a model whose steps the user's own loop takes, a `FitLoop` one that a framework's
+`fit` trains.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from paceline.core.vectors import Layout, Vector
+
+Undo = Callable[[], None]
+"""Takes back what was hung on a model."""
 
 
 class BatchLike(Protocol):
@@ -17,8 +27,8 @@ class BatchLike(Protocol):
 
 
 @runtime_checkable
-class Replica(Protocol):
-    """One worker's model with its optimizer, seen as flat vectors.
+class VectorModel(Protocol):
+    """A model with its optimizer, seen as flat vectors.
 
     A vector handed out is the model's own memory wherever the framework allows it. Where it does
     not, it is a copy, and `accept_...` writes it back after somebody changed it; callers always do
@@ -27,8 +37,6 @@ class Replica(Protocol):
 
     layout: Layout
     """Where each trained parameter lies in the parameter and gradient vectors."""
-    learning_rate: float
-    """The rate in force, for the records."""
 
     def rehome(self, parameters: Vector, gradients: Vector) -> None:
         """Keep parameters and gradients in this memory from now on; the values stay."""
@@ -41,9 +49,6 @@ class Replica(Protocol):
 
     def accept_parameters(self) -> None:
         """The parameter vector was written: the model follows."""
-
-    def gradients(self, batch: Any, weight: float = 1.0, add: bool = False) -> float:
-        """The mean loss of the batch; its gradient times `weight` is kept, or added to the last."""
 
     def clear_gradients(self) -> None:
         """Forget the gradients: this worker has no samples in this step."""
@@ -66,12 +71,6 @@ class Replica(Protocol):
     def reset_optimizer(self) -> None:
         """Forget the optimizer's state (momenta), not its settings."""
 
-    def scale_learning_rate(self, factor: float) -> None:
-        """Use `factor` times the rates the optimizer was made with."""
-
-    def evaluate(self, batch: Any) -> dict[str, float]:
-        """Sums over the batch: `loss` and `samples`; for classes also `correct` and `counted`."""
-
     def buffers(self) -> Vector:
         """Float state that is not trained (BatchNorm statistics), as one vector."""
 
@@ -92,7 +91,101 @@ class Replica(Protocol):
         values; the arrays are copies."""
 
     def accept_optimizer_state(self, state: dict[str, Any]) -> None:
-        """Go on with what `optimizer_state` once gave."""
+        """Resume from what `optimizer_state` once gave."""
+
+
+@runtime_checkable
+class Replica(VectorModel, Protocol):
+    """One worker's model, which computes losses and gradients of batches."""
+
+    learning_rate: float
+    """The rate in force, for the records."""
+
+    def gradients(self, batch: Any, weight: float = 1.0, add: bool = False) -> float:
+        """The mean loss of the batch; its gradient times `weight` is kept, or added to the last."""
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Use `factor` times the rates the optimizer was made with."""
+
+    def evaluate(self, batch: Any) -> dict[str, float]:
+        """Sums over the batch: `loss` and `samples`; for classes also `correct` and `counted`."""
 
     def save(self, path: Path) -> Path:
         """Write the plain model beside `path`, with the framework's own suffix."""
+
+
+class Loop(VectorModel, Protocol):
+    """A model whose optimizer the user's own loop steps."""
+
+    def around_step(
+        self, before: Callable[[], None], after: Callable[[], None], instead: bool
+    ) -> Undo:
+        """Call these around every step of the optimizer; with `instead`, leave its own step out."""
+
+
+class FitLoop(Loop, Protocol):
+    """A model that a framework's `fit` trains."""
+
+    @property
+    def scales_loss(self) -> bool:
+        """Whether the optimizer scales the loss, and itself skips steps that are not finite."""
+
+    def around_gradients(self, average: Callable[[float], None]) -> Undo:
+        """Call this, with the samples behind them, when gradients are there and not yet used."""
+
+    def samples_seen(self) -> float | None:
+        """Samples of the last batch, where the model knows."""
+
+    def reseed(self, by: int) -> None:
+        """Let this rank draw other random numbers than the others."""
+
+
+@runtime_checkable
+class RoundsWeights(Protocol):
+    """A model that may store its weights in less precision than the vector has."""
+
+    @property
+    def stores_rounded(self) -> bool: ...
+
+
+class Chunk(Protocol):
+    """A part of the vector that is stepped at a time."""
+
+    piece: slice
+    gradient: Vector
+    """Where its gradient is to be written."""
+
+
+class SliceStepper(Protocol):
+    """An optimizer that steps on pieces of the vector, chunk by chunk."""
+
+    @property
+    def chunks(self) -> Sequence[Chunk]: ...
+
+    def stepping(self, present: Vector) -> AbstractContextManager[None]:
+        """Around the steps of all chunks; parameters that are not `present` are left alone."""
+
+    def step(self, chunk: Chunk) -> None:
+        """Step on a chunk whose gradient has been written."""
+
+
+@runtime_checkable
+class ShareableModel(VectorModel, Protocol):
+    """A model whose parameters and optimizer state the ranks of a node can share."""
+
+    def step_is_elementwise(self) -> bool:
+        """Whether a step on slices is a step on the whole."""
+
+    def slot_names(self) -> list[str]:
+        """Names of the vectors that the optimizer keeps, each as long as the parameters."""
+
+    def on_gradient(self, ready: Callable[[int], None] | None) -> Undo:
+        """Lay each gradient into the gradient vector as backward makes it, and tell which."""
+
+    def slice_optimizer(
+        self, parameters: Vector, pieces: Sequence[slice], slots: Mapping[str, Vector]
+    ) -> SliceStepper:
+        """The optimizer on these pieces; its state lies in the slots."""
+
+    def expose_whole_state(self, slices: SliceStepper) -> Undo:
+        """Let the user's optimizer show and take the state of all slices."""

@@ -12,12 +12,14 @@ from paceline.checkpoint.saver import OpenCheckpoint
 from paceline.comm import World
 from paceline.core.vectors import Vector
 from paceline.errors import TrainingError
+from paceline.frameworks.replica import FitLoop
 from paceline.observe import Stopwatch
-from paceline.rules import Rule
+from paceline.rules import Rule, WeightRule
 from paceline.runtime.failure import fail
 from paceline.sync import (
     AsynchronousExchange,
     ExchangeContext,
+    ExchangeSettings,
     load_common_weights,
     make_exchange,
     next_exchange_id,
@@ -36,18 +38,24 @@ class FitSession:
     samples until the others are through. So all of them see the same figures and decide alike.
     """
 
-    def __init__(self, world: World, loop: Any, rule: Rule, limits: StepLimits) -> None:
+    def __init__(
+        self,
+        world: World,
+        loop: FitLoop,
+        rule: Rule,
+        settings: ExchangeSettings,
+        limits: StepLimits,
+    ) -> None:
         self.world, self._loop = world, loop
-        carried_out: Any = getattr(rule, "resolve", rule)
-        early = getattr(carried_out, "start_after", 0) > 0
-        self.averages_gradients = world.size > 1 and (
-            carried_out.exchange_kind == "gradients" or early
-        )
+        resolved = rule.resolve(lossy=settings.lossy)
+        early = isinstance(resolved, WeightRule) and resolved.start_after > 0
+        averages = resolved.exchange_kind == "gradients" or early
+        self.averages_gradients = world.size > 1 and averages
         loop.reseed(_SEED_STRIDE * world.rank)
         _share_optimizer(world, loop)
         start_equal(world, loop)
-        frame = ExchangeContext(number=next_exchange_id(world), share=False, fail=fail)
-        self._exchange = make_exchange(world, loop, rule, frame)
+        context = ExchangeContext(next_exchange_id(world), settings, fail=fail)
+        self._exchange = make_exchange(world, loop, rule, context)
         limits = limits._replace(refuses_nonfinite=not loop.scales_loss)
         self._stepper = Stepper(world.rank, loop, self._exchange, limits, Stopwatch(), self._wishes)
         self._stop_asked = False
@@ -176,23 +184,14 @@ class FitSession:
         self._loop.accept_optimizer_state(state)
 
     def _show_common(self) -> None:
-        common = self._common()
+        common = self._exchange.agree_on_weights()
         if common is not None:
             self._own = self._loop.parameters().copy()
             self._loop.parameters()[:] = common
             self._loop.accept_parameters()
 
-    def _common(self) -> Vector | None:
-        """The rule's centre; of rules without one, whose replicas differ, their weighted mean."""
-        centre = self._exchange.centre()
-        if centre is not None or not self._exchange.asynchronous:
-            return centre
-        consensus: Vector = self._loop.parameters() * self._exchange.snapshot()["weight"]
-        self.world.all_reduce(consensus)
-        return consensus
 
-
-def _share_optimizer(world: World, loop: Any) -> None:
+def _share_optimizer(world: World, loop: FitLoop) -> None:
     """Give all ranks what rank 0's optimizer has gathered in an earlier `fit`, where by most rules
     each rank has momenta of its own. Optimizers of different kinds are left to be told apart."""
     state = loop.optimizer_state()

@@ -17,9 +17,10 @@ from paceline.frameworks.keras.loop import KerasLoop
 from paceline.frameworks.threads import limit_threads
 from paceline.keras.batches import begin_shards
 from paceline.keras.fit import FitSession
-from paceline.rules import EASGD, Downpour, Rule, make_rule
+from paceline.rules import Rule, make_rule
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.world import init
+from paceline.sync import ExchangeSettings, check_settings, make_settings
 from paceline.training.keras_callbacks import Advice, RankZeroCallbacks
 from paceline.training.loop.stepper import StepLimits
 
@@ -32,12 +33,13 @@ _ADVICE = Advice(
 class KeepPace(keras.callbacks.Callback):
     """Keeps the model that `fit` trains in pace with those of the other ranks, by a rule.
 
-    `rule` is a name (bsp, average, diloco, easgd, downpour, gossip) with its settings, or a rule.
-    All ranks begin with rank 0's model and optimizer. bsp averages gradients inside of each step,
-    the others exchange weights after a batch when their period is over. At the end of each epoch
-    ranks wait for each other, also if they have different numbers of batches; until the next one
-    begins, the model is what the ranks have in common, and the figures in `logs` are means over
-    all ranks. After `fit` the model is the same on every rank.
+    `rule` is a name (bsp, average, diloco, easgd, downpour, gossip) with its settings, or a rule;
+    `exchange` says how ranks exchange (`{"wire": "bfloat16"}`). All ranks begin with rank 0's model
+    and optimizer. bsp averages gradients inside of each step, the others exchange weights after a
+    batch when their period is over. At the end of each epoch ranks wait for each other, also if
+    they have different numbers of batches; until the next one begins, the model is what the ranks
+    have in common, and the figures in `logs` are means over all ranks. After `fit` the model is the
+    same on every rank.
 
     Put it first in the list. `callbacks` run once, on rank 0, and all ranks do what they ask for:
     stop, or go on with another learning rate, or with the weights that they restored. Callbacks
@@ -48,6 +50,7 @@ class KeepPace(keras.callbacks.Callback):
         self,
         rule: str | Mapping[str, Any] | Rule = "average",
         *,
+        exchange: Mapping[str, Any] | ExchangeSettings | None = None,
         callbacks: Sequence[Any] = (),
         max_rejected: int = 10,
         stall_warning_s: float = 30.0,
@@ -57,6 +60,7 @@ class KeepPace(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._rule = _read_rule(rule, settings)
+        self._settings = _read_exchange(exchange, self._rule)
         self._callbacks, self._world = list(callbacks), world
         self._limits = StepLimits(
             max_rejected, stall_warning_s=stall_warning_s, stall_timeout_s=stall_timeout_s
@@ -77,7 +81,7 @@ class KeepPace(keras.callbacks.Callback):
         self._world = world
         limit_threads(fair_threads(world))
         self._loop = loop = KerasLoop(model, model.optimizer)
-        self._pace = pace = FitSession(world, loop, self._rule, self._limits)
+        self._pace = pace = FitSession(world, loop, self._rule, self._settings, self._limits)
         if pace.averages_gradients:
             self._undo.append(loop.around_gradients(pace.average_gradients))
         elif loop.averages_already and world.size > 1:
@@ -212,12 +216,20 @@ class KeepPace(keras.callbacks.Callback):
 def _read_rule(rule: str | Mapping[str, Any] | Rule, settings: Mapping[str, Any]) -> Rule:
     if settings and not isinstance(rule, str):
         raise TypeError("KeepPace takes a rule, or its name with settings, not both")
-    made = make_rule({"name": rule, **settings} if isinstance(rule, str) else rule)
-    servers = getattr(made, "servers", 0)
-    if servers:
+    return make_rule({"name": rule, **settings} if isinstance(rule, str) else rule)
+
+
+def _read_exchange(
+    given: Mapping[str, Any] | ExchangeSettings | None, rule: Rule
+) -> ExchangeSettings:
+    """In `fit` every rank trains, and on parameters of its own."""
+    settings = make_settings(given)
+    check_settings(rule, settings)
+    if settings.servers:
         raise ConfigError(
-            f"rule.servers is {servers}, but in model.fit every rank trains; leave it out"
+            f"exchange.servers is {settings.servers}, but in model.fit every rank trains; omit it"
         )
-    if isinstance(made, EASGD | Downpour):
-        return replace(made, servers=0)
-    return made
+    kind = rule.resolve(lossy=settings.lossy).exchange_kind
+    if kind == "centre":
+        return replace(settings, servers=0)
+    return replace(settings, share=False) if kind == "gradients" else settings

@@ -90,13 +90,13 @@ class Algo:
         values = {ours: given.get(theirs, usual) for theirs, (ours, usual) in takes.items()}
         return {"name": name, **values}
 
-    def rule(self, masters: int = 1, synchronous: bool = False) -> dict[str, Any]:
-        """The rule's settings; `masters` are ranks that hold the centre and do not train.
+    def rule(self, synchronous: bool = False) -> dict[str, Any]:
+        """The rule's settings.
 
-        >>> Algo("sgd", sync_every=2).rule(masters=0)["push_every"]
+        >>> Algo("sgd", sync_every=2).rule()["push_every"]
         2
         """
-        place = {"synchronous": True} if synchronous else {"servers": masters}
+        place = {"synchronous": True} if synchronous else {}
         if _MODES[self.mode] == "easgd":
             force = {} if self.elastic_force is None else {"force": self.elastic_force}
             return {"name": "easgd", "every": self.sync_every, **force, **place}

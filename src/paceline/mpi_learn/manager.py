@@ -75,14 +75,16 @@ class MPIManager:
             _log.info("monitor and thread_validation have no effect: see docs/from-mpi-learn.md")
         saving = {} if checkpoint is None else _save_to(checkpoint, checkpoint_interval)
         stops = read_stops(early_stopping, target_metric)
+        # masters hold the centre and do not train
+        exchange = {} if synchronous else {"exchange": {"servers": masters}}
         request = RunRequest(
             num_epochs,
             train_list,
             val_list,
-            algo.rule(masters, synchronous),
+            algo.rule(synchronous),
             self.callbacks,
             verbose,
-            {"stop": stops, **saving, **settings},
+            {"stop": stops, **exchange, **saving, **settings},
         )
         self.process = MPIProcess(self.world, data, algo, model_builder, request)
         if self.world.rank:

@@ -1,4 +1,4 @@
-"""Weight averaging: replicas train alone and meet now and then."""
+"""Weight averaging: replicas train alone and are averaged now and then."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import numpy as np
 
 from paceline.core.quantities import Period
 from paceline.core.vectors import Vector
-from paceline.rules.checks import WIRES, check_choice, check_flag, check_whole
+from paceline.rules.base import State, WeightRule
+from paceline.rules.checks import check_flag, check_whole
 from paceline.rules.mean import take_mean, weigh
-from paceline.rules.weights import State, WeightRule
 
 
 @dataclass(frozen=True, kw_only=True)
 class Average(WeightRule):
     """Average the weights of all workers now and then, weighted by samples.
 
-    With n_i the samples that worker i has trained on since the last meeting:
+    With n_i the samples that worker i has trained on since the last exchange:
     x <- sum(n_i x_i) / sum(n_i). Once an epoch it is the classic distributed epoch; every H steps
     it is local SGD (Stich 2019, arXiv:1805.09767); every T seconds it lets slow workers do fewer
     steps; with `start_after` it is post-local SGD, which averages gradients in every step before
@@ -38,24 +38,18 @@ class Average(WeightRule):
     every: int | str = "epoch"
     start_after: int = 0
     keep_momentum: bool = True
-    wire: str = "float32"
 
     def __post_init__(self) -> None:
         Period.parse(self.every)
         check_whole("start_after", self.start_after, least=0)
         check_flag("keep_momentum", self.keep_momentum)
-        check_choice("wire", self.wire, WIRES)
 
-    @property
-    def resolve(self) -> WeightRule:
-        """Where the wire rounds, it must round what changed and not the weights themselves."""
-        if self.wire == "float32":
+    def resolve(self, *, lossy: bool) -> WeightRule:
+        """A lossy wire must round what changed, not the weights themselves."""
+        if not lossy:
             return self
         return _AverageOfDifferences(
-            every=self.every,
-            start_after=self.start_after,
-            keep_momentum=self.keep_momentum,
-            wire=self.wire,
+            every=self.every, start_after=self.start_after, keep_momentum=self.keep_momentum
         )
 
     def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:
@@ -69,7 +63,7 @@ class Average(WeightRule):
 class _AverageOfDifferences(WeightRule):
     """The same mean by way of what changed:  c <- c + sum(n_i (x_i - c)) / sum(n_i),  x_i <- c.
 
-    Here c is the weights that all workers had in common after the last meeting.
+    Here c is the weights that all workers had in common after the last exchange.
     """
 
     name: ClassVar[str] = Average.name
@@ -78,7 +72,6 @@ class _AverageOfDifferences(WeightRule):
     every: int | str
     start_after: int
     keep_momentum: bool
-    wire: str
 
     def init_state(self, replica: Vector) -> State:
         return {"centre": replica.copy()}

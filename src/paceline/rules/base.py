@@ -1,17 +1,121 @@
-"""What rules with a centre have in common: workers meet it one at a time, each at its own pace."""
+"""What a rule is: one of four families, by what workers exchange.
+
+A rule is only mathematics: it says what a worker contributes and how contributions are merged. It
+sees vectors and numbers, never a communicator, a model or a file. Derive a frozen dataclass from a
+family to write your own (docs/own-rule.md).
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.quantities import Period
 from paceline.core.vectors import Vector
-from paceline.errors import ConfigError
-from paceline.rules.checks import WIRES, check_choice, check_flag, check_whole
-from paceline.rules.weights import State
 
-_PIECE_ELEMENTS = 32 * 1024
+ExchangeKind = Literal["gradients", "weights", "centre", "gossip"]
+"""What workers exchange: it chooses the code that carries the rule out."""
+
+State = dict[str, Vector]
+"""Vectors that a rule keeps from one exchange to the next."""
+
+
+class Rule(ABC):
+    """When workers exchange what, and how it is merged."""
+
+    name: ClassVar[str]
+    """In settings, messages and records; by default the name of the class."""
+    exchange_kind: ClassVar[ExchangeKind]
+    trivial_alone: ClassVar[bool] = False
+    """Whether a single rank with this rule simply trains."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__
+
+    def resolve(self, *, lossy: bool) -> Rule:
+        """The rule to carry out for this one; `lossy` where vectors are rounded on their way."""
+        return self
+
+    def check_workers(self, workers: int) -> None:
+        """Raise a ConfigError if the rule cannot work with so many workers."""
+        return
+
+
+class GradientRule(Rule):
+    """Workers sum their gradients in every step, before the optimizer uses them.
+
+    All methods work on any contiguous piece of the vectors alike.
+    """
+
+    exchange_kind: ClassVar[ExchangeKind] = "gradients"
+
+    @abstractmethod
+    def contribute(self, gradient: Vector, weight: float, out: Vector) -> None:
+        """Write what this worker adds to the sum; a full batch has weight 1. `out` may be the
+        gradient itself."""
+
+    @abstractmethod
+    def merge(self, total: Vector, weight: float, out: Vector) -> None:
+        """Turn the sum of all contributions, and of their weights, into the gradient that the
+        optimizer uses. `out` may be the total itself."""
+
+    def accumulate(
+        self, gradients: Sequence[Vector], weights: Sequence[float], out: Vector
+    ) -> None:
+        """Write the sum of contributions, added in their order; `out` is none of them.
+
+        Override it only to do the same faster.
+        """
+        self.contribute(gradients[0], weights[0], out=out)
+        part = np.empty_like(out)
+        for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
+            self.contribute(gradient, weight, out=part)
+            out += part
+
+
+class WeightRule(Rule):
+    """Workers train alone and merge their weights when the period is over, and at the end of every
+    epoch."""
+
+    exchange_kind: ClassVar[ExchangeKind] = "weights"
+    weighted_by_samples: ClassVar[bool] = True
+    """Whether a worker counts by its samples since the last exchange; otherwise each counts as
+    1."""
+    every: int | str
+    """`epoch`, a number of steps, or a time as "10s"."""
+    start_after: int = 0
+    """Steps at first in which gradients are averaged instead, as in bsp."""
+    keep_momentum: bool = True
+    """Whether a worker's optimizer keeps its state over an exchange."""
+    fragments: int = 1
+    """Parts of the vector, of which each exchange merges the next."""
+
+    @property
+    def period(self) -> Period:
+        return Period.parse(self.every)
+
+    def init_state(self, replica: Vector) -> State:
+        """The state before the first exchange, from weights that all workers have in common; it is
+        the same on every worker."""
+        return {}
+
+    @abstractmethod
+    def contribute(self, replica: Vector, state: State, weight: float, out: Vector) -> None:
+        """Write what this worker adds to the sum."""
+
+    @abstractmethod
+    def merge(self, total: Vector, weight: float, replica: Vector, state: State) -> None:
+        """Move replica and state, in place, by the sum of contributions and of their weights."""
+
+    def centre(self, state: State) -> Vector | None:
+        """The weights to validate and save, if they are not the replica's own."""
+        return None
 
 
 class PushTerms(NamedTuple):
@@ -25,8 +129,8 @@ class PushTerms(NamedTuple):
     """Local steps behind it."""
 
 
-class CentreRule(ABC):
-    """Workers train at their own pace and meet a centre, one at a time.
+class CentreRule(Rule):
+    """Workers train asynchronously and exchange with a centre, one at a time.
 
     An exchange is: the worker writes a push (`make_push`), the centre moves by it (`absorb`), and
     the worker follows what comes back (`apply_reply`). A push may come without a pull and a pull
@@ -34,31 +138,23 @@ class CentreRule(ABC):
     vectors alike.
     """
 
-    name: ClassVar[str]
-    exchange_kind: ClassVar[str] = "centre"
-    trivial_alone: ClassVar[bool]
-    """Whether a single rank with this rule simply trains."""
-    reply_kind: ClassVar[str]
+    exchange_kind: ClassVar[ExchangeKind] = "centre"
+    reply_kind: ClassVar[Literal["move", "centre"]]
     """What goes back to a worker: the `move` that its push became, or the `centre` itself."""
-    servers: int | None = None
-    """None: Paceline decides; 0: the workers hold the centre; n: ranks that do nothing else."""
-    overlap: bool = False
-    """Whether to go on computing while an exchange travels."""
-    wire: str = "float32"
-    """The format in which vectors travel."""
+    every: int = 1
 
     @property
-    @abstractmethod
     def report_every(self) -> int:
         """Steps of a worker between two exchanges, at least."""
+        return self.every
 
     @abstractmethod
     def due(self, step: int) -> tuple[bool, bool]:
         """Whether to push, and to pull, after that many steps of this worker."""
 
-    @abstractmethod
     def terms(self, step: int, steps: int, workers: int) -> PushTerms:
         """For a push after `step` steps in all, `steps` of them since the last push."""
+        return PushTerms(steps=steps)
 
     def staleness_weight(self, staleness: int) -> float:
         """By which a push counts that was computed on a centre so many updates old; 0 refuses."""
@@ -68,7 +164,7 @@ class CentreRule(ABC):
         """What a worker keeps beside its replica: vectors as long as that."""
         return {}
 
-    def init_centre(self, size: int, dtype: Any) -> State:
+    def init_centre(self, size: int, dtype: npt.DTypeLike) -> State:
         """The centre's optimizer state for a piece of so many elements: arrays of that size, or of
         one element."""
         return {}
@@ -78,13 +174,13 @@ class CentreRule(ABC):
         """Write what the worker pushes; its state follows."""
 
     @abstractmethod
-    def absorb(self, sent: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
-        """Move the centre, in place, by a push; `sent` becomes the move where the rule answers with
+    def absorb(self, push: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
+        """Move the centre, in place, by a push; `push` becomes the move where the rule replies with
         that, and is used up otherwise."""
 
     @abstractmethod
-    def apply_reply(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
-        """Let the replica follow the answer; `at` is the replica as it was when it asked.
+    def apply_reply(self, reply: Vector, before: Vector, replica: Vector, state: State) -> None:
+        """Let the replica follow the reply; `before` is the replica as it was when it asked.
 
         That is the same array, unless the worker went on computing meanwhile: its steps since then
         are kept. The reply is left as it is.
@@ -94,33 +190,35 @@ class CentreRule(ABC):
         self, replica: Vector, centre: Vector, terms: PushTerms, out: Vector
     ) -> bool:
         """All three at once, where replica and centre lie in one memory and the worker waits; the
-        move is left in `out`. False, and nothing done, if the rule has no quicker way."""
+        move is left in `out`. False, and nothing done, if the rule has no faster way."""
         return False
 
-    def check_place_and_wire(self) -> None:
-        """The settings that all rules with a centre have."""
-        if self.servers is not None:
-            check_whole("servers", self.servers, least=0)
-        check_flag("overlap", self.overlap)
-        check_choice("wire", self.wire, WIRES)
-
-    def refuse_if_synchronous(self, **settings: Any) -> None:
-        """Name the settings that a synchronous rule would not heed."""
-        given = {"servers": self.servers, "overlap": self.overlap, **settings}
-        heeded = {name for name, value in given.items() if value is None or value is False}
-        unused = [f"rule.{name}" for name in given if name not in heeded]
-        if unused:
-            raise ConfigError(
-                f"rule.synchronous is true and {', '.join(unused)} set, which has no effect when "
-                "all workers meet at once; leave it out, or set rule.synchronous=false"
-            )
+    def distance(self, reply: Vector, before: Vector, terms: PushTerms) -> Vector:
+        """How far the replica was from the centre, by a reply; for the event log."""
+        if self.reply_kind == "centre":
+            return reply - before
+        return reply / terms.force if terms.force else reply
 
 
-def pieces(size: int) -> Iterator[slice]:
-    """Parts of a vector that stay in the cache, so that temporaries are short and quick.
+class GossipRule(Rule):
+    """Workers train asynchronously and push their replicas to random peers."""
 
-    >>> [piece.stop - piece.start for piece in pieces(70_000)]
-    [32768, 32768, 4464]
-    """
-    for first in range(0, size, _PIECE_ELEMENTS):
-        yield slice(first, min(first + _PIECE_ELEMENTS, size))
+    exchange_kind: ClassVar[ExchangeKind] = "gossip"
+
+    @abstractmethod
+    def wants_to_push(self, rng: np.random.Generator) -> bool:
+        """Whether this step ends with a push."""
+
+    @abstractmethod
+    def choose_peer(self, rng: np.random.Generator, rank: int, size: int) -> int:
+        """Which of the other ranks gets it."""
+
+    @abstractmethod
+    def split_weight(self, weight: float) -> float:
+        """What a sender keeps of its weight, and what goes with its replica."""
+
+    @abstractmethod
+    def merge(
+        self, replica: Vector, weight: float, received: Vector, received_weight: float
+    ) -> float:
+        """Move the replica, in place, by one received; its new weight."""

@@ -6,13 +6,6 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
-WIRES = ("float32", "bfloat16", "float16", "int8")
-"""The formats in which vectors travel."""
-GRADIENT_WIRES = (*WIRES, "powersgd")
-"""Those of gradients: what powersgd leaves out of one, later ones bring."""
-_ELSEWHERE = {("wire", "powersgd"): "powersgd is for gradients: rule bsp"}
-"""Words that other rules know, and which."""
-
 
 def check_whole(name: str, value: Any, least: int) -> None:
     """A whole number, not below `least`."""
@@ -39,8 +32,14 @@ def check_number(name: str, value: Any, above: float | None, below: float | None
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """One of these words."""
     if value not in choices:
-        known = _ELSEWHERE.get((name, str(value)))
+        raise ConfigError(f"rule.{name} is {value!r}, expected one of: {', '.join(choices)}")
+
+
+def refuse_if_synchronous(**settings: Any) -> None:
+    """Name the settings that a synchronous rule would ignore."""
+    unused = [f"rule.{name}" for name, value in settings.items() if value is not None]
+    if unused:
         raise ConfigError(
-            f"rule.{name} is {value!r}, expected one of: {', '.join(choices)}"
-            + (f"; {known}" if known else "")
+            f"rule.synchronous is true and {', '.join(unused)} set, which has no effect when all "
+            "workers exchange at once; omit it, or set rule.synchronous=false"
         )

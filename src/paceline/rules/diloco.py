@@ -9,9 +9,9 @@ import numpy as np
 
 from paceline.core.quantities import Period
 from paceline.core.vectors import Vector
-from paceline.rules.checks import WIRES, check_choice, check_number, check_whole
+from paceline.rules.base import State, WeightRule
+from paceline.rules.checks import check_number, check_whole
 from paceline.rules.mean import take_mean, weigh
-from paceline.rules.weights import State, WeightRule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,8 +20,8 @@ class DiLoCo(WeightRule):
 
     With c the centre, and the outer gradient d = sum(n_i (c - x_i)) / sum(n_i):
     v <- m v + d,  c <- c - lr (d + m v),  x_i <- c.
-    Douillard et al. 2023, arXiv:2311.08105. With `fragments`, each meeting moves the next part of
-    the vector alone, so that less is sent at a time (streaming; Douillard et al. 2025,
+    Douillard et al. 2023, arXiv:2311.08105. With `fragments`, each exchange moves the next part
+    of the vector alone, so that less is sent at a time (streaming; Douillard et al. 2025,
     arXiv:2501.18512).
 
     >>> rule = DiLoCo(outer_lr=1.0, outer_momentum=0.0)  # plain averaging
@@ -38,14 +38,12 @@ class DiLoCo(WeightRule):
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
     fragments: int = 1
-    wire: str = "float32"
 
     def __post_init__(self) -> None:
         Period.parse(self.every)
         check_number("outer_lr", self.outer_lr, above=0, below=None)
         check_number("outer_momentum", self.outer_momentum, above=None, below=1)
         check_whole("fragments", self.fragments, least=1)
-        check_choice("wire", self.wire, WIRES)
 
     def init_state(self, replica: Vector) -> State:
         return {"centre": replica.copy(), "velocity": np.zeros_like(replica)}

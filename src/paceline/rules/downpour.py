@@ -5,17 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from paceline.core.chunks import pieces
 from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.base import CentreRule, PushTerms, pieces
-from paceline.rules.checks import check_choice, check_flag, check_whole
+from paceline.rules.base import CentreRule, PushTerms, Rule, State, WeightRule
+from paceline.rules.checks import (
+    check_choice,
+    check_flag,
+    check_whole,
+    refuse_if_synchronous,
+)
 from paceline.rules.mean import take_mean, weigh
 from paceline.rules.server_optimizers import ServerOptimizer, make_server_optimizer
-from paceline.rules.weights import State, WeightRule
 
 _STALENESS = ("none", "agn", "dynsgd")
 
@@ -44,8 +50,7 @@ class Downpour(CentreRule):
     """
 
     name: ClassVar[str] = "downpour"
-    trivial_alone: ClassVar[bool] = False
-    reply_kind: ClassVar[str] = "centre"
+    reply_kind: ClassVar[Literal["move", "centre"]] = "centre"
 
     push_every: int = 1
     pull_every: int = 1
@@ -53,9 +58,6 @@ class Downpour(CentreRule):
     staleness: str = "none"
     max_staleness: int | None = None
     synchronous: bool = False
-    servers: int | None = None
-    overlap: bool = False
-    wire: str = "float32"
 
     def __post_init__(self) -> None:
         check_whole("push_every", self.push_every, least=1)
@@ -65,13 +67,12 @@ class Downpour(CentreRule):
         if self.max_staleness is not None:
             check_whole("max_staleness", self.max_staleness, least=0)
         check_flag("synchronous", self.synchronous)
-        self.check_place_and_wire()
         if self.synchronous:
             self._check_synchronous()
 
     def _check_synchronous(self) -> None:
         by_age = "dynsgd" if self.staleness == "dynsgd" else None
-        self.refuse_if_synchronous(staleness=by_age, max_staleness=self.max_staleness)
+        refuse_if_synchronous(staleness=by_age, max_staleness=self.max_staleness)
         if self.pull_every % self.push_every:
             raise ConfigError(
                 f"rule.pull_every is {self.pull_every} and rule.push_every {self.push_every}, "
@@ -83,11 +84,10 @@ class Downpour(CentreRule):
         """The optimizer that moves the centre."""
         return make_server_optimizer(self.server_optimizer)
 
-    @property
-    def resolve(self) -> Downpour | WeightRule:
+    def resolve(self, *, lossy: bool) -> Rule:
         """When all workers push at once, each can hold the centre itself."""
         if self.synchronous:
-            return _SynchronousDownpour(downpour=self, every=self.push_every, wire=self.wire)
+            return _SynchronousDownpour(downpour=self, every=self.push_every)
         return self
 
     @property
@@ -97,9 +97,6 @@ class Downpour(CentreRule):
     def due(self, step: int) -> tuple[bool, bool]:
         return step % self.push_every == 0, step % self.pull_every == 0
 
-    def terms(self, step: int, steps: int, workers: int) -> PushTerms:
-        return PushTerms(steps=steps)
-
     def staleness_weight(self, staleness: int) -> float:
         if self.max_staleness is not None and staleness > self.max_staleness:
             return 0.0
@@ -108,7 +105,7 @@ class Downpour(CentreRule):
     def init_worker(self, replica: Vector) -> State:
         return {"base": replica.copy()}
 
-    def init_centre(self, size: int, dtype: Any) -> State:
+    def init_centre(self, size: int, dtype: npt.DTypeLike) -> State:
         return self.optimizer.begin(size, dtype)
 
     def make_push(self, replica: Vector, state: State, terms: PushTerms, out: Vector) -> None:
@@ -121,15 +118,15 @@ class Downpour(CentreRule):
         if self.staleness == "agn" and steps > 1:
             out *= 1.0 / steps
 
-    def absorb(self, sent: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
+    def absorb(self, push: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
         if terms.scale != 1.0:
-            sent *= terms.scale
-        self.optimizer.step(centre, sent, state)
+            push *= terms.scale
+        self.optimizer.step(centre, push, state)
 
-    def apply_reply(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
+    def apply_reply(self, reply: Vector, before: Vector, replica: Vector, state: State) -> None:
         base = state["base"]
         for piece in pieces(replica.size):
-            shift = reply[piece] - at[piece]
+            shift = reply[piece] - before[piece]
             replica[piece] += shift
             base[piece] += shift
 
@@ -139,11 +136,9 @@ class _SynchronousDownpour(WeightRule):
     """All workers push at once:  g <- sum(n_i (b_i - x_i)) / sum(n_i),  and c takes one step."""
 
     name: ClassVar[str] = Downpour.name
-    trivial_alone: ClassVar[bool] = Downpour.trivial_alone
 
     downpour: Downpour
     every: int
-    wire: str
 
     def init_state(self, replica: Vector) -> State:
         rounds = np.zeros(1, replica.dtype)  # since the last pull

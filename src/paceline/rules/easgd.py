@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from paceline.core.chunks import pieces
 from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.base import CentreRule, PushTerms, pieces
+from paceline.rules.base import CentreRule, PushTerms, Rule, State, WeightRule
 from paceline.rules.checks import check_flag, check_number, check_whole
-from paceline.rules.weights import State, WeightRule
 
 _BETA = 0.9
 
@@ -23,8 +23,8 @@ class EASGD(CentreRule):
     With the move m = a (x - c):  x <- x - m,  c <- c + m,  so that x + c is conserved. The force a
     is `force`, or `beta` / workers; with `final_force` it goes there in a straight line over a
     worker's first `final_after` steps. Zhang et al. 2015, arXiv:1412.6651. With momentum in the
-    worker's optimizer (nesterov) it is that paper's EAMSGD. With `synchronous` all p workers meet
-    at once, every `every` steps:  c <- (1 - p a) c + p a mean(x).
+    worker's optimizer (nesterov) it is that paper's EAMSGD. With `synchronous` all p workers
+    exchange at once, every `every` steps:  c <- (1 - p a) c + p a mean(x).
 
     >>> rule, x, c, message = EASGD(force=0.25), np.array([4.0]), np.array([0.0]), np.empty(1)
     >>> terms = rule.terms(step=10, steps=10, workers=3)
@@ -37,7 +37,7 @@ class EASGD(CentreRule):
 
     name: ClassVar[str] = "easgd"
     trivial_alone: ClassVar[bool] = True
-    reply_kind: ClassVar[str] = "move"
+    reply_kind: ClassVar[Literal["move", "centre"]] = "move"
 
     every: int = 10
     force: float | None = None
@@ -45,9 +45,6 @@ class EASGD(CentreRule):
     final_force: float | None = None
     final_after: int | None = None
     synchronous: bool = False
-    servers: int | None = None
-    overlap: bool = False
-    wire: str = "float32"
 
     def __post_init__(self) -> None:
         check_whole("every", self.every, least=1)
@@ -55,7 +52,6 @@ class EASGD(CentreRule):
         _check_force("final_force", self.final_force)
         _check_beta(self.beta)
         check_flag("synchronous", self.synchronous)
-        self.check_place_and_wire()
         if self.force is not None and self.beta is not None:
             raise ConfigError(
                 f"rule.force is {self.force} and rule.beta {self.beta}, expected one of them: "
@@ -68,15 +64,19 @@ class EASGD(CentreRule):
             )
         if self.final_after is not None:
             check_whole("final_after", self.final_after, least=1)
-        if self.synchronous:
-            self.refuse_if_synchronous()
 
-    @property
-    def resolve(self) -> EASGD | WeightRule:
-        """When all workers meet at once, the centre is a sum over them."""
-        if self.synchronous:
-            return _SynchronousEASGD(elastic=self, every=self.every, wire=self.wire)
-        return self
+    def resolve(self, *, lossy: bool) -> Rule:
+        """When all workers exchange at once, the centre is a sum over them."""
+        return _SynchronousEASGD(elastic=self, every=self.every) if self.synchronous else self
+
+    def check_workers(self, workers: int) -> None:
+        force = self.force_at(0, workers)
+        if force >= 1:
+            raise ConfigError(
+                f"the elastic force is {force:g} for {workers} worker{'s' * (workers > 1)}, "
+                "expected less than 1: replica and centre would only change places; set a lower "
+                "rule.beta"
+            )
 
     def force_at(self, step: int, workers: int) -> float:
         """The force of a worker's exchange after that many of its steps.
@@ -91,10 +91,6 @@ class EASGD(CentreRule):
             return start
         return start + (self.final_force - start) * min(1.0, step / self.final_after)
 
-    @property
-    def report_every(self) -> int:
-        return self.every
-
     def due(self, step: int) -> tuple[bool, bool]:
         now = step % self.every == 0
         return now, now
@@ -105,14 +101,14 @@ class EASGD(CentreRule):
     def make_push(self, replica: Vector, state: State, terms: PushTerms, out: Vector) -> None:
         out[:] = replica
 
-    def absorb(self, sent: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
-        for piece in pieces(sent.size):
-            move = sent[piece]
+    def absorb(self, push: Vector, centre: Vector, state: State, terms: PushTerms) -> None:
+        for piece in pieces(push.size):
+            move = push[piece]
             move -= centre[piece]
             move *= terms.force
             centre[piece] += move
 
-    def apply_reply(self, reply: Vector, at: Vector, replica: Vector, state: State) -> None:
+    def apply_reply(self, reply: Vector, before: Vector, replica: Vector, state: State) -> None:
         replica -= reply
 
     def exchange_in_place(
@@ -127,7 +123,7 @@ class EASGD(CentreRule):
 
 @dataclass(frozen=True, kw_only=True)
 class _SynchronousEASGD(WeightRule):
-    """All workers meet the centre at once:  x <- x - a (x - c),  c <- c + a sum(x - c)."""
+    """All workers exchange with the centre at once:  x <- x - a (x - c),  c <- c + a sum(x - c)."""
 
     name: ClassVar[str] = EASGD.name
     trivial_alone: ClassVar[bool] = EASGD.trivial_alone
@@ -135,7 +131,6 @@ class _SynchronousEASGD(WeightRule):
 
     elastic: EASGD
     every: int
-    wire: str
 
     def init_state(self, replica: Vector) -> State:
         return {"centre": replica.copy(), "rounds": np.zeros(1, replica.dtype)}

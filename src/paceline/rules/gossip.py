@@ -1,4 +1,4 @@
-"""Gossip: replicas that now and then tell a random other one where they are."""
+"""Gossip: replicas that push themselves to random peers now and then."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 
+from paceline.core.chunks import pieces
 from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.base import pieces
-from paceline.rules.checks import WIRES, check_choice
+from paceline.rules.base import GossipRule
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gossip:
+class Gossip(GossipRule):
     """After a step, with some probability, send replica and half of one's weight to a random peer.
 
     Each of p workers begins with the weight a = 1 / p. A sender keeps half:  a <- a / 2. Who
@@ -31,11 +31,9 @@ class Gossip:
     """
 
     name: ClassVar[str] = "gossip"
-    exchange_kind: ClassVar[str] = "peers"
     trivial_alone: ClassVar[bool] = True
 
     probability: float = 0.1
-    wire: str = "float32"
 
     def __post_init__(self) -> None:
         value = self.probability
@@ -44,7 +42,6 @@ class Gossip:
             raise ConfigError(
                 f"rule.probability is {value!r}, expected 0 < probability <= 1. The usual is 0.1"
             )
-        check_choice("wire", self.wire, WIRES)
 
     def wants_to_push(self, rng: np.random.Generator) -> bool:
         """Whether this step ends with a push."""

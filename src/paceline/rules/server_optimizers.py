@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from paceline.core.chunks import pieces
 from paceline.core.suggestions import unknown_name, unknown_settings
 from paceline.core.vectors import Vector
 from paceline.errors import ConfigError
-from paceline.rules.base import pieces
+from paceline.rules.base import State
 from paceline.rules.checks import check_number
-from paceline.rules.weights import State
 
 _BELOW_ONE = ("momentum", "rho", "alpha", "beta1", "beta2")
 

@@ -13,21 +13,21 @@ from paceline.frameworks.registry import make_loop
 from paceline.frameworks.threads import limit_threads
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.observe.trial import open_trial
-from paceline.rules import BSP, Rule, make_rule
+from paceline.rules import Rule, make_rule
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.watchdog import watched
 from paceline.runtime.world import init
 from paceline.sync import (
-    AsynchronousExchange,
     Contribution,
     ExchangeContext,
+    ExchangeSettings,
     load_common_weights,
     make_exchange,
+    make_settings,
     next_exchange_id,
 )
 from paceline.sync.replicas import average_buffers, check_equal, start_equal
-from paceline.sync.synchronous.shared import SharedParametersExchange
 from paceline.training.loop.stepper import StepLimits, Stepper
 from paceline.training.session import current_session, in_session
 
@@ -42,34 +42,29 @@ class Pace:
         world: World,
         loop: Any,
         rule: Rule,
-        frame: ExchangeContext,
-        overlap: bool,
+        context: ExchangeContext,
         limits: StepLimits,
     ) -> None:
         self.world, self._loop = world, loop
         start_equal(world, loop)
-        self._exchange = make_exchange(world, loop, rule, frame)
+        self._exchange = make_exchange(world, loop, rule, context)
         self._stepper = Stepper(world.rank, loop, self._exchange, limits, Stopwatch())
         self._begun = 0
         """Steps of this rank, with the one under way."""
         self._mine: Contribution | None = None
-        if overlap and isinstance(self._exchange, SharedParametersExchange):
-            self._exchange.announce_each(lambda: self._begin_contribution().weight)
+        if context.settings.overlap:
+            self._exchange.expect_one_backward(lambda: self._begin_contribution().weight)
         self._seen = (0, 0)
         self._usual = Contribution(1, 1.0, more=True)
         self._by: object = None
         self._given: float | None = None
         self._unit = "steps"
         """What the last contribution counts: samples of `shard`, the user's weights, or steps."""
-        exchange = self._exchange
-        everyone = tuple(range(world.size))
-        self.workers = (
-            exchange.roles.workers if isinstance(exchange, AsynchronousExchange) else everyone
-        )
+        self.workers = self._exchange.workers
         """The ranks that train; the others hold the centre and get no batches."""
         self._trial = open_trial(world.rank, len(self.workers))
-        if isinstance(exchange, AsynchronousExchange) and world.rank == 0:
-            _log.info("rule %s: %s", rule.name, exchange.describe())
+        if self._exchange.describe() and world.rank == 0:
+            _log.info("rule %s: %s", rule.name, self._exchange.describe())
 
     @property
     def rejected(self) -> int:
@@ -89,7 +84,7 @@ class Pace:
         if self._mine is not None:
             raise TrainingError(
                 "pace.weigh came after gradients had been sent; call it before loss.backward(), or "
-                "say keep_pace(..., overlap=False)"
+                "omit overlap from keep_pace(..., exchange={...})"
             )
         self._given = weight
 
@@ -97,8 +92,8 @@ class Pace:
         """Exchange what the rule exchanges before the optimizer moves the weights."""
         if not self._exchange.trains:
             raise TrainingError(
-                f"rank {self.world.rank} is a server by rule.servers and does not train; iterate "
-                "over paceline.shard(...), which gives it no batches, or look at pace.workers"
+                f"rank {self.world.rank} is a server by exchange.servers and does not train; "
+                "iterate over paceline.shard(...), which gives it no batches, or see pace.workers"
             )
         self._begun += 1
         self._stepper.before(self._begin_contribution())
@@ -194,9 +189,8 @@ def keep_pace(
     optimizer: Any,
     rule: str | Mapping[str, Any] | Rule = "bsp",
     *,
+    exchange: Mapping[str, Any] | ExchangeSettings | None = None,
     clip_norm: float | None = None,
-    share: bool = True,
-    overlap: bool = False,
     max_rejected: int = 10,
     stall_warning_s: float = 30.0,
     stall_timeout_s: float = 1800.0,
@@ -211,12 +205,12 @@ def keep_pace(
     loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
     every rank.
 
-    With bsp, ranks of one node `share` a single copy of the parameters and of the optimizer's state
-    and divide the optimizer's work, which is quicker and takes less memory. Then nothing but the
-    optimizer may change the parameters (if something does, an error says so), and gradients are
-    gone after the step. With share=False every rank has its own. With `overlap`, gradients travel
-    to other nodes while backward still runs: then a step has one backward, and nothing changes the
-    gradients after it.
+    `exchange` says how (docs/settings.md): with bsp, ranks of one node `share` a single copy of the
+    parameters and of the optimizer's state and divide the optimizer's work, which is faster and
+    takes less memory. Then nothing but the optimizer may change the parameters (if something does,
+    an error says so), and gradients are gone after the step. With `{"share": False}` every rank has
+    its own. With `{"overlap": True}` gradients travel to other nodes while backward still runs:
+    then a step has one backward, and nothing changes the gradients after it.
 
     Gradients that are not finite are left out of the step; more than `max_rejected` times on one
     rank end the run. When nothing has moved for `stall_warning_s`, a warning tells who is waited
@@ -225,19 +219,20 @@ def keep_pace(
     world = world or init()
     limit_threads(fair_threads(world))
     rule = make_rule(rule)
-    if overlap and not (share and isinstance(rule, BSP) and rule.what == "gradients"):
+    settings = make_settings(exchange)
+    if rule.exchange_kind == "gradients" and settings.overlap and not settings.share:
         raise ConfigError(
-            "overlap is for gradients of shared replicas: rule bsp, and share left as it is; "
-            "easgd and downpour have a setting of their own, rule.overlap"
+            "exchange.overlap is for gradients of shared replicas, and exchange.share is false; "
+            "omit one of them"
         )
     loop = make_loop(model, optimizer)
-    frame = ExchangeContext(
-        number=next_exchange_id(world), clip_norm=clip_norm, share=share, fail=fail
+    context = ExchangeContext(
+        exchange_id=next_exchange_id(world), settings=settings, clip_norm=clip_norm, fail=fail
     )
     limits = StepLimits(
         max_rejected, clip_norm, stall_warning_s=stall_warning_s, stall_timeout_s=stall_timeout_s
     )
-    pace = Pace(world, loop, rule, frame, overlap, limits)
+    pace = Pace(world, loop, rule, context, limits)
     end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
     try:
         with (

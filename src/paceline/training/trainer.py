@@ -143,12 +143,12 @@ class Trainer:
             same = resumed.facts["optimizer"] == config.describe()["optimizer"]
             restore_replica(self.replica, resumed, same)
         frame = ExchangeContext(
-            number=next_exchange_id(world),
+            exchange_id=next_exchange_id(world),
+            settings=config.exchange,
             batches=self._batches_to_deal(train),
             saved=resumed.centre if resumed is not None else None,
             seed=config.seed,
             clip_norm=config.clip_norm,
-            share=config.share,
             fail=fail,
         )
         self._exchange = exchange = make_exchange(world, self.replica, config.rule, frame)
@@ -221,7 +221,7 @@ class Trainer:
             "shuffle": config.data.shuffle,
             "samples_of_data": None if stream else len(train),
             "order_of_data": getattr(train, "order_facts", None) if config.data.shuffle else None,
-            "at_their_own_pace": is_asynchronous(config.rule, self.world),
+            "at_their_own_pace": is_asynchronous(config.rule, config.exchange, self.world),
         }
         if facts["at_their_own_pace"]:  # batches are numbered through the run
             facts["batch"] = config.data.batch_size * config.accumulate
@@ -238,7 +238,7 @@ class Trainer:
     def _batches_to_deal(self, train: Any) -> int:
         """Of the whole run, where workers go at their own pace."""
         config = self.config
-        if not is_asynchronous(config.rule, self.world):
+        if not is_asynchronous(config.rule, config.exchange, self.world):
             return 0
         size = config.data.batch_size * config.accumulate
         resumed = self._resumed

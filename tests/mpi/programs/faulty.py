@@ -9,7 +9,9 @@ import json
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from support.told import HANG_S, Told, count, wait_until_told
@@ -29,7 +31,7 @@ def parse():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rule", type=json.loads, default={"name": "bsp"})
-    parser.add_argument("--no-share", action="store_true")
+    parser.add_argument("--exchange", type=json.loads, default={})
     parser.add_argument("--fault", type=Fault.parse, action="append", default=[])
     parser.add_argument("--known", action="store_true", help="strike when the pulse tells the step")
     parser.add_argument("--stall-timeout-s", type=float, default=600.0)
@@ -54,17 +56,25 @@ def count_correct(arrays, batch):
     return int((logits.argmax(axis=1) == batch.targets).sum())
 
 
+class Chunk(NamedTuple):
+    """A piece of the vector, and where its gradient is written."""
+
+    piece: slice
+    gradient: np.ndarray
+
+
 class Slices:
     """Plain SGD on pieces of the common vector."""
 
     def __init__(self, parameters, pieces):
-        self.parameters, self.pieces = parameters, pieces
+        self.parameters = parameters
+        self.chunks = [Chunk(piece, np.empty_like(parameters[piece])) for piece in pieces]
 
-    def step(self, present, fill):
-        for piece in self.pieces:
-            gradient = np.empty_like(self.parameters[piece])
-            fill(piece, gradient)
-            self.parameters[piece] -= RATE * gradient
+    def stepping(self, present):
+        return nullcontext()
+
+    def step(self, chunk):
+        self.parameters[chunk.piece] -= RATE * chunk.gradient
 
 
 class SharedReplica(NumpyReplica):
@@ -158,7 +168,7 @@ def main(args):
         digits.load("validation"),
         callbacks=callbacks,
         rule=args.rule,
-        share=not args.no_share,
+        exchange=args.exchange,
         data={"batch_size": BATCH},
         epochs=EPOCHS,
         checkpoint_every=5,

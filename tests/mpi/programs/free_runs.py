@@ -55,9 +55,9 @@ class StandStill(Steps):
             self.wait(lambda: self.made.sum() - 1 >= MEANWHILE, "an epoch of the others")
 
 
-def train(world, run_dir, rule, every_rank_a_node):
+def train(world, run_dir, rule, exchange, every_rank_a_node):
     """What rank 0 got, whether all ranks got it, the samples of each rank, the messages left."""
-    steps = StandStill(world, world.size - rule.get("servers", 0))
+    steps = StandStill(world, world.size - exchange.get("servers", 0))
     if every_rank_a_node:
         world.node_ranks = (world.rank,)
     inputs = np.random.default_rng(0).normal(size=(SAMPLES, 20)).astype(np.float32)
@@ -66,8 +66,8 @@ def train(world, run_dir, rule, every_rank_a_node):
     result = Trainer(
         partial(build, 20, 300, lr=0.005, momentum=momentum),  # beyond one eager send
         (inputs, targets), (inputs[:50], targets[:50]), world=world, rule=rule,
-        epochs=EPOCHS, progress="off", callbacks=[steps], data={"batch_size": BATCH},
-        run_dir=run_dir,
+        exchange=exchange, epochs=EPOCHS, progress="off", callbacks=[steps],
+        data={"batch_size": BATCH}, run_dir=run_dir,
     ).fit()  # fmt: skip
     world.barrier()
     left = world._comm.Iprobe(MPI.ANY_SOURCE, MPI.ANY_TAG)
@@ -129,7 +129,8 @@ def idle_server(world, idle_s):
     """The share of a core that the server, rank 1, takes while rank 0 thinks between exchanges."""
     model = torch.nn.Linear(100, 100)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with paceline.keep_pace(model, optimizer, rule=paceline.EASGD(every=1, servers=1)) as pace:
+    rule, exchange = paceline.EASGD(every=1), {"servers": 1}
+    with paceline.keep_pace(model, optimizer, rule=rule, exchange=exchange) as pace:
         began, used = time.perf_counter(), time.process_time()
         if world.rank in pace.workers:
             for _ in range(2):

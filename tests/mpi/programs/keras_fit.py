@@ -23,7 +23,7 @@ BATCH = 8
 SAMPLES = 4 * 2 * BATCH + 15  # the last step has 8 samples on rank 0 and 7 on rank 1
 RULES = {
     "average": {"rule": "average", "every": 3},
-    "weights": {"rule": "bsp", "what": "weights"},
+    "average every step": {"rule": "average", "every": 1},
     "diloco": {"rule": "diloco", "every": 4, "outer_momentum": 0.5},
     "easgd": {"rule": "easgd", "every": 3},
     "downpour": {"rule": "downpour"},

@@ -41,9 +41,10 @@ def train_two_at_once(world, overlap):
     models = [nn.Sequential(nn.Linear(60, 900), nn.Tanh(), nn.Linear(900, 1)) for _ in range(2)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
     x = torch.from_numpy(np.random.default_rng(world.rank).normal(size=(8, 60)).astype("float32"))
+    exchange = {"overlap": overlap}
     with (
-        paceline.keep_pace(models[0], optimizers[0], overlap=overlap, world=world),
-        paceline.keep_pace(models[1], optimizers[1], overlap=overlap, world=world),
+        paceline.keep_pace(models[0], optimizers[0], exchange=exchange, world=world),
+        paceline.keep_pace(models[1], optimizers[1], exchange=exchange, world=world),
     ):
         for _ in range(20):
             for optimizer in optimizers:

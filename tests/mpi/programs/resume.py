@@ -26,16 +26,16 @@ def build():
     )  # fmt: skip
 
 
-def train(world, folder, rule, optimizer, stop_after, epochs):
+def train(world, folder, rule, exchange, optimizer, stop_after, epochs):
     """What came of it; if it was interrupted, the exit code of each rank.
 
     It goes on from what is in the folder, and is interrupted after that many steps of rank 1, if
     these are not 0.
     """
     trainer = paceline.Trainer(
-        build, "digits", rule=rule, epochs=epochs, optimizer=optimizer, progress="off",
-        run_dir=folder, resume="auto", checkpoint_every=20, callbacks=[At(stop_after)],
-        data={"batch_size": 128},
+        build, "digits", rule=rule, exchange=exchange, epochs=epochs, optimizer=optimizer,
+        progress="off", run_dir=folder, resume="auto", checkpoint_every=20,
+        callbacks=[At(stop_after)], data={"batch_size": 128},
     )  # fmt: skip
     code, outcome = 0, None
     try:

@@ -49,12 +49,9 @@ def test_true_among_the_epochs_of_a_step_schedule_is_no_number() -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        {"name": "bsp", "what": "weights", "every": True},
-        {"name": "bsp", "wire": "powersgd", "rank": True},
         {"name": "average", "every": True},
         {"name": "diloco", "every": True},
         {"name": "easgd", "every": True},
-        {"name": "easgd", "servers": True},
         {"name": "easgd", "beta": True},
         {"name": "downpour", "push_every": True},
         {"name": "gossip", "probability": True},
@@ -67,8 +64,10 @@ def test_true_is_no_number_in_a_rule(rule: dict[str, Any]) -> None:
 
 
 def test_flags_stay_flags() -> None:
-    config = read_config({"compile": True, "share": False, "data": {"shuffle": False}})
-    assert (config.compile, config.share, config.data.shuffle) == (True, False, False)
+    config = read_config(
+        {"compile": True, "exchange": {"share": False}, "data": {"shuffle": False}}
+    )
+    assert (config.compile, config.exchange.share, config.data.shuffle) == (True, False, False)
     assert read_config({"optimizer": {"name": "sgd", "nesterov": True}})
 
 

@@ -24,7 +24,8 @@ SCALED = (
 def test_bsp_as_in_the_example():
     settings, lines = read_run_file(EXAMPLE, {})
     assert settings == {
-        "rule": {"name": "bsp", "what": "weights", "every": 2, "wire": "float32"},
+        "rule": {"name": "average", "every": 2},
+        "exchange": {"wire": "float32"},
         "epochs": 2,
         "optimizer": {"name": "sgd", "lr": 0.05, "momentum": 0.9, "weight_decay": 0.0005},
         "schedule": {"name": "step", "at": [1], "gamma": 0.1},
@@ -33,10 +34,10 @@ def test_bsp_as_in_the_example():
     }
     assert lines == (
         f"{EXAMPLE} has the settings of Theano-MPI; in Paceline they are:",
-        "sync_rule: BSP -> rule.name: bsp",
+        "sync_rule: BSP -> rule.name: average",
         "avg_freq: 2 -> rule.every: 2",
-        "worker_type: avg -> rule.what: weights (with SGD and 1 step the course of gradients)",
-        "exch_strategy: asa32 -> rule.wire: float32 (between nodes)",
+        "worker_type: avg -> rule.name: average (with SGD and 1 step the course of gradients)",
+        "exch_strategy: asa32 -> exchange.wire: float32 (between nodes)",
         "n_epochs: 2 -> epochs: 2",
         f"learning_rate: 0.05 -> optimizer.lr: 0.05 {SCALED}",
         "lr_policy: step -> schedule.name: step",
@@ -52,7 +53,7 @@ def test_bsp_as_in_the_example():
     )
     config = read_config(settings)
     assert read_config(config.describe()).describe() == config.describe()  # config.yaml runs again
-    assert (config.rule.what, config.rule.every, config.epochs) == ("weights", 2, 2)
+    assert (config.rule.name, config.rule.every, config.epochs) == ("average", 2, 2)
 
 
 def test_easgd_as_in_the_ancestors_readme():
@@ -67,20 +68,18 @@ def test_easgd_as_in_the_ancestors_readme():
 
 
 RULES = [
-    (BSP | {"avg_freq": 1}, {"name": "bsp", "what": "gradients"}),
-    (BSP | {"avg_freq": 4}, {"name": "bsp", "what": "weights", "every": 4}),
-    (BSP | {"avg_freq": 1, "train_mode": "cdd"}, {"name": "bsp", "what": "gradients"}),
-    (BSP | {"sync_freq": 1, "worker_type": "avg"}, {"name": "bsp", "what": "weights", "every": 1}),
-    (BSP | {"exch_strategy": "ar"}, {"name": "bsp", "wire": "float32"}),
-    (BSP | {"exch_strategy": "nccl16"}, {"name": "bsp", "wire": "float16"}),
-    (BSP | {"fp": 16, "cuda_aware": True}, {"name": "bsp", "wire": "float16"}),
+    (BSP | {"avg_freq": 1}, {"name": "bsp"}),
+    (BSP | {"avg_freq": 4}, {"name": "average", "every": 4}),
+    (BSP | {"avg_freq": 1, "train_mode": "cdd"}, {"name": "bsp"}),
+    (BSP | {"sync_freq": 1, "worker_type": "avg"}, {"name": "average", "every": 1}),
+    (BSP | {"worker_type": "avg"}, {"name": "average", "every": 1}),
     (BSP | {"alpha": 0.5}, {"name": "bsp"}),
     (EASGD | {"alpha": 0.5, "worker_type": "cdd"}, {"name": "easgd", "force": 0.5}),
     (EASGD | {"server_alpha": 0.9, "worker_alpha": 0.5}, {"name": "easgd", "force": 0.5}),
     (EASGD | {"server_alpha": 0.9}, {"name": "easgd", "force": 0.9}),
     (EASGD | {"exch_strategy": "asa16"}, {"name": "easgd"}),
     ({"worker_type": "EASGD", "sync_freq": 8}, {"name": "easgd", "every": 8}),
-    ({"n_epochs": 3, "avg_freq": 2}, {"name": "bsp", "what": "weights", "every": 2}),
+    ({"n_epochs": 3, "avg_freq": 2}, {"name": "average", "every": 2}),
     ({"sync_rule": "easgd"}, {"name": "easgd"}),
 ]
 
@@ -95,6 +94,9 @@ def test_rules(old, rule):
 
 SGD = {"name": "sgd"}
 OTHERS = [
+    ({"exch_strategy": "ar"}, {"exchange": {"wire": "float32"}}),
+    ({"exch_strategy": "nccl16"}, {"exchange": {"wire": "float16"}}),
+    ({"fp": 16, "cuda_aware": True}, {"exchange": {"wire": "float16"}}),
     ({"name": "vggnet"}, {"model": "vgg"}),
     ({"name": "googlenet", "n_softmax_out": 1000}, {"model": "googlenet"}),
     ({"n_epochs": 70}, {"epochs": 70}),
@@ -164,7 +166,7 @@ WRONG = [
     (BSP | {"avg_freq": 2, "sync_freq": 3, "worker_type": "avg"}, "two values for rule.every"),
     (
         BSP | {"fp": 32, "exch_strategy": "asa16"},
-        "fp and exch_strategy give two values for rule.wire",
+        "fp and exch_strategy give two values for exchange.wire",
     ),
     (BSP | {"exch_strategy": "zip"}, "exch_strategy is 'zip', expected one of: ar, asa32"),
     (BSP | {"fp": 8}, "fp is 8, expected 16 or 32"),

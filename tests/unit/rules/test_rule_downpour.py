@@ -190,7 +190,7 @@ def test_the_optimizer_of_the_centre_is_made_once_not_for_each_push(monkeypatch,
     monkeypatch.setattr("paceline.rules.downpour.make_server_optimizer", make)
     centre = np.ones(2)
     if synchronous:
-        carried_out = rule.resolve
+        carried_out = rule.resolve(lossy=False)
         state = carried_out.init_state(centre)
         for _ in range(5):
             carried_out.merge(np.ones(2), 1.0, centre, state)

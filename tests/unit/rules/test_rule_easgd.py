@@ -135,11 +135,10 @@ def test_a_synchronous_schedule_counts_steps():
         assert course.middle() == pytest.approx([expected], rel=1e-14)
 
 
-def test_a_synchronous_rule_hands_its_wire_on():
-    assert EASGD(synchronous=True, wire="int8").resolve.wire == "int8"
-    assert EASGD(synchronous=True, every=7).resolve.every == 7
-    rule = EASGD(wire="int8")
-    assert rule.resolve is rule
+def test_only_a_synchronous_rule_is_carried_out_by_another():
+    assert EASGD(synchronous=True, every=7).resolve(lossy=False).every == 7
+    rule = EASGD()
+    assert rule.resolve(lossy=True) is rule
 
 
 def test_float32_stays_float32():

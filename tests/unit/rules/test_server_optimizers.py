@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.rules.base import pieces
+from paceline.core.chunks import pieces
 from paceline.rules.server_optimizers import SERVER_OPTIMIZERS, make_server_optimizer
 
 IN_TORCH = {

@@ -252,8 +252,8 @@ def test_a_part_of_the_world_may_have_had_a_block_of_its_own():
         part = world.split(int(world.rank == 0))
         for place in (part, world) if world.rank else (world,):
             model, optimizer = build()
-            rule = {"name": "easgd", "every": 1, "servers": 1}
-            with paceline.keep_pace(model, optimizer, rule, world=place) as pace:
+            rule, exchange = {"name": "easgd", "every": 1}, {"servers": 1}
+            with paceline.keep_pace(model, optimizer, rule, exchange=exchange, world=place) as pace:
                 if place.rank in pace.workers:
                     model(torch.ones(1, 3)).sum().backward()
                     optimizer.step()
@@ -320,7 +320,7 @@ def test_a_step_weighs_what_it_is_told():
 def test_check_finds_parameters_that_differ():
     def program(world):
         model, optimizer = build()
-        with paceline.keep_pace(model, optimizer, share=False) as pace:
+        with paceline.keep_pace(model, optimizer, exchange={"share": False}) as pace:
             with torch.no_grad():
                 model.bias += world.rank
             pace.check()
@@ -329,12 +329,14 @@ def test_check_finds_parameters_that_differ():
         run_world(2, program)
 
 
-@pytest.mark.parametrize("rule", ["bsp", "average", {"name": "easgd", "servers": 1}])
+@pytest.mark.parametrize(
+    ("rule", "exchange"), [("bsp", {}), ("average", {}), ("easgd", {"servers": 1})]
+)
 @pytest.mark.parametrize("idle", [True, False])
-def test_a_rank_that_took_no_step_is_told_of(caplog, rule, idle):
+def test_a_rank_that_took_no_step_is_told_of(caplog, rule, exchange, idle):
     def program(world):
         model, optimizer = build()
-        with paceline.keep_pace(model, optimizer, rule=rule) as pace:
+        with paceline.keep_pace(model, optimizer, rule=rule, exchange=exchange) as pace:
             if world.rank not in pace.workers or (idle and world.rank == 1):
                 return
             for _ in range(2):
@@ -349,15 +351,16 @@ def test_a_rank_that_took_no_step_is_told_of(caplog, rule, idle):
 
 
 @pytest.mark.parametrize(
-    ("rule", "share"), [("bsp", True), ("bsp", False), ("average", True), ("easgd", True)]
+    ("rule", "exchange"),
+    [("bsp", {}), ("bsp", {"share": False}), ("average", {}), ("easgd", {})],
 )
-def test_parameters_that_are_moved_elsewhere_are_told(rule, share):
+def test_parameters_that_are_moved_elsewhere_are_told(rule, exchange):
     """torch.nn.utils.vector_to_parameters does so; nothing would reach the others any more."""
 
     def program(world):
         model, optimizer = build()
         x = torch.ones(4, 3)
-        with paceline.keep_pace(model, optimizer, rule=rule, share=share):
+        with paceline.keep_pace(model, optimizer, rule=rule, exchange=exchange):
             for _ in range(3):
                 optimizer.zero_grad()
                 model(x).sum().backward()
@@ -365,7 +368,7 @@ def test_parameters_that_are_moved_elsewhere_are_told(rule, share):
                 if world.rank == 1:
                     model.weight.data = model.weight.data.clone()
 
-    with pytest.raises(TrainingError, match=r"parameter 'weight' was given other memory"):
+    with pytest.raises(TrainingError, match=r"parameter 'weight' was moved to other memory"):
         run_world(2, program)
 
 

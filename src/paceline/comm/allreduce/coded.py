@@ -25,6 +25,9 @@ class VectorAllreduce(Protocol):
     def all_reduce(self, vector: Vector) -> int:
         """Overwrite every rank's vector with the sum; return the bytes that this rank sent."""
 
+    def close(self) -> None:
+        """Give the memory back, if it holds any."""
+
 
 class CompressedAllreduce:
     """Sums vectors of one size over all ranks, each message in the codec's format.
@@ -102,6 +105,9 @@ class InterNodeAllreduce:
             for owner, piece in enumerate(self._slices):
                 local.broadcast(vector[piece], root=owner)
         return sent
+
+    def close(self) -> None:
+        """It holds no memory of the world's."""
 
 
 def make_sums(

@@ -7,7 +7,8 @@ slices and moves them for all. It works for optimizers that treat every element 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +30,6 @@ ELEMENTWISE = (
 CHUNK_ELEMENTS = 128 * 1024
 """Gradient, parameters and momenta of a chunk fit into a core's own cache together."""
 
-Fill = Callable[[slice, Vector], None]
-"""Writes the gradient of a piece of the vector."""
-
 
 @dataclass
 class _Segment:
@@ -47,7 +45,9 @@ class _Segment:
 
 
 @dataclass
-class _Chunk:
+class TorchChunk:
+    """A part of the vector with an optimizer of its own."""
+
     piece: slice
     gradient: Vector
     segments: list[_Segment]
@@ -76,7 +76,7 @@ class SliceOptimizer:
         self._flat = torch.from_numpy(parameters)
         self._states = {name: torch.from_numpy(vector) for name, vector in states.items()}
         self._scratch = torch.zeros(CHUNK_ELEMENTS, dtype=self._flat.dtype)
-        self._chunks = [
+        self.chunks = [
             self._make_chunk(part) for piece in pieces for part in _cut(piece, CHUNK_ELEMENTS)
         ]
         self._settings = _settings(optimizer)
@@ -84,26 +84,30 @@ class SliceOptimizer:
         self._step_of_torch = inspect.unwrap(type(optimizer).step)
         self._counts = np.zeros(len(layout.entries), np.int64)
         """By parameter, how many steps it has taken here."""
+        self._present: list[bool] = []
         self._counts_before = [0.0] * len(layout.entries)
         self.take_over_state()
 
-    def step(self, present: Vector, fill: Fill) -> None:
-        """One step, with the gradient that `fill` writes.
+    @contextmanager
+    def stepping(self, present: Vector) -> Iterator[None]:
+        """Around the steps of all chunks, each once.
 
         A parameter that is not `present`, since nobody has a gradient for it, is left alone.
         """
         self._follow_settings()
         self._counts += present != 0
-        there = present.tolist()
+        self._present = present.tolist()
         with torch.no_grad():
-            for chunk in self._chunks:
-                fill(chunk.piece, chunk.gradient)
-                for segment in chunk.segments:
-                    segment.tensor.grad = segment.gradient if there[segment.entry] else None
-                self._step_of_torch(chunk.optimizer)  # without the hooks and profiling around it
-                for segment in chunk.segments:
-                    if not segment.at_home:
-                        self._bring_home(chunk, segment)
+            yield
+
+    def step(self, chunk: TorchChunk) -> None:
+        """Step on a chunk whose gradient has been written."""
+        for segment in chunk.segments:
+            segment.tensor.grad = segment.gradient if self._present[segment.entry] else None
+        self._step_of_torch(chunk.optimizer)  # without the hooks and profiling around it
+        for segment in chunk.segments:
+            if not segment.at_home:
+                self._bring_home(chunk, segment)
 
     def take_over_state(self) -> None:
         """Begin with the state that the user's optimizer has, if it has any."""
@@ -111,7 +115,7 @@ class SliceOptimizer:
         for at, parameter in enumerate(self._trained):
             step = self._optimizer.state.get(parameter, {}).get("step", 0.0)
             self._counts_before[at] = float(step)
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             for segment in chunk.segments:
                 parameter = self._trained[segment.entry]
                 state = self._optimizer.state.get(parameter, {})
@@ -142,7 +146,7 @@ class SliceOptimizer:
             for name, like in kept.counts.items():
                 known[name] = torch.full_like(like, self._counts_before[at] + taken)
 
-    def _bring_home(self, chunk: _Chunk, segment: _Segment) -> None:
+    def _bring_home(self, chunk: TorchChunk, segment: _Segment) -> None:
         """Move a state that torch has just made to where the other ranks see it."""
         state = chunk.optimizer.state.get(segment.tensor, {})
         for name, value in state.items():
@@ -158,11 +162,11 @@ class SliceOptimizer:
         if all(map(_has, groups, self._settings)):
             return
         settings = self._settings = _settings(self._optimizer)
-        for chunk in self._chunks:
+        for chunk in self.chunks:
             for mine, theirs in zip(chunk.optimizer.param_groups, settings, strict=True):
                 mine.update(theirs)
 
-    def _make_chunk(self, piece: slice) -> _Chunk:
+    def _make_chunk(self, piece: slice) -> TorchChunk:
         gradient = self._scratch[: piece.stop - piece.start]
         segments = [self._make_segment(at, piece, gradient) for at in self._entries_in(piece)]
         groups: list[dict[str, Any]] = [
@@ -171,7 +175,7 @@ class SliceOptimizer:
         for segment in segments:
             groups[segment.group]["params"].append(segment.tensor)
         optimizer = type(self._optimizer)(groups)
-        return _Chunk(piece, gradient.numpy(), segments, optimizer)
+        return TorchChunk(piece, gradient.numpy(), segments, optimizer)
 
     def _entries_in(self, piece: slice) -> list[int]:
         return [

@@ -1,8 +1,8 @@
-"""What exchanges of workers that go at their own pace have in common: they keep count."""
+"""What exchanges of asynchronous rules have in common: they keep count."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -10,36 +10,37 @@ from typing import Any
 import numpy as np
 
 from paceline.checkpoint.saver import OpenCheckpoint
+from paceline.checkpoint.tree import Tree
 from paceline.comm import Backoff, World
 from paceline.comm.rank0 import on_rank0
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
 from paceline.data import BatchGrants
+from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
+from paceline.sync.interface import Contribution, Exchange, StepOutcome
 from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
-from paceline.sync.parameter_server.make import Centre
+from paceline.sync.parameter_server.make import LedgerLink
 from paceline.sync.parameter_server.roles import Roles
 from paceline.sync.saved import Keep
-from paceline.sync.synchronous.message import Contribution, StepOutcome
 
 _LOOK_EVERY_S = 0.02
 """How often a worker that is through asks whether the others are."""
 
 
-class AsynchronousExchange(ABC):
-    """A worker reports to the ledger as it meets the others, and nobody waits for anybody.
+class AsynchronousExchange(Exchange):
+    """A worker reports to the ledger as it exchanges, and nobody waits for anybody.
 
     At the end each worker says that it has left, and all wait for the last; so workers may take
     different numbers of steps, and leave when they like.
     """
 
-    asynchronous, replicas_stay_equal, filters_nonfinite = True, False, False
-    steps_optimizer = False
+    asynchronous = True
     report_every: int
     """Steps between two reports."""
 
-    def __init__(self, world: World, replica: Any, centre: Centre, roles: Roles) -> None:
-        self._world, self._replica, self._centre = world, replica, centre
-        self.roles = roles
+    def __init__(self, world: World, model: VectorModel, centre: LedgerLink, roles: Roles) -> None:
+        self._world, self._model, self._centre = world, model, centre
+        self.roles, self.workers = roles, roles.workers
         self.trains = world.rank in roles.workers
         """Whether this rank trains."""
         self.ledger_reply = LedgerReply(working=len(roles.workers))
@@ -69,11 +70,6 @@ class AsynchronousExchange(ABC):
         """For the user: who does what."""
         return self.roles.describe()
 
-    @property
-    @abstractmethod
-    def bytes_sent(self) -> int:
-        """Since the start, by this rank."""
-
     @abstractmethod
     def _after(self, watch: Stopwatch) -> bool:
         """A step is done: meet others if it is time to; whether the ledger was told."""
@@ -95,14 +91,6 @@ class AsynchronousExchange(ABC):
         """Samples of all workers since the last report, if all are as quick as this one."""
         return self._samples * len(self.roles.workers)
 
-    def last_backward(self, weight: float) -> None:
-        """Gradients stay with this worker."""
-        return
-
-    def before_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
-        """All is done after the step."""
-        return None
-
     def after_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
         """Meet if it is time to. A rank that has no batch, and no more, leaves."""
         if not part.samples and not part.more:
@@ -121,14 +109,6 @@ class AsynchronousExchange(ABC):
         return StepOutcome(
             int(self.ledger_reply.samples - before), 1.0, more=True, stop=self.ledger_reply.stop
         )
-
-    def end_epoch(self, watch: Stopwatch) -> None:
-        """Epochs are counted, not waited for."""
-        return
-
-    def run_deferred(self, watch: Stopwatch) -> StepOutcome | None:
-        """Nothing is put off."""
-        return None
 
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
@@ -172,7 +152,7 @@ class AsynchronousExchange(ABC):
         """Have nothing under way, and wait until nobody has."""
         self.workers_world.barrier()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Tree:
         """What this worker must know when the run goes on; the arrays are copies."""
         return {
             "steps": self._steps_taken,
@@ -183,21 +163,19 @@ class AsynchronousExchange(ABC):
             "exchanges": self.exchanges,
             "refused": self.refused,
             "staleness": [[age, count] for age, count in self.staleness.items()],
-            "carried": copy_vectors(self._centre.residuals),
+            "residuals": copy_vectors(self._centre.residuals),
         }
 
-    def restore_shared(self, saved: dict[str, Any]) -> None:
-        """The centre is back already; workers begin at it."""
+    def restore(self, saved: Tree, same_ranks: bool) -> None:
+        """The centre is restored already; on other ranks than then workers begin at it."""
         self._steps_taken = saved["steps"]
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from what `snapshot` gave."""
-        self._steps_taken = saved["steps"]
+        if not same_ranks:
+            return
         self._samples, self._loss = saved["samples"], saved["loss"]
         self._left_out = saved["left_out"]
         self.exchanges, self.refused = saved["exchanges"], saved["refused"]
         self.staleness = Counter(dict(map(tuple, saved["staleness"])))
-        fill_vectors(self._centre.residuals, saved["carried"])
+        fill_vectors(self._centre.residuals, saved["residuals"])
 
     def close(self) -> None:
         """All have left, and come here together."""
@@ -253,7 +231,7 @@ class AsynchronousExchange(ABC):
             self._centre.sign_off()
         self._final = self._conclude()
 
-    def centre(self) -> Vector | None:
+    def common_weights(self) -> Vector | None:
         """The result once all have left."""
         return self._final
 
@@ -287,4 +265,4 @@ class AsynchronousExchange(ABC):
             self.on_exchange(facts)
 
     def _copy_of_weights(self) -> Vector:
-        return np.array(self._replica.parameters())
+        return np.array(self._model.parameters())

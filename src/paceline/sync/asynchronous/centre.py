@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
+from paceline.checkpoint.tree import Tree
 from paceline.comm import World
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
-from paceline.errors import ConfigError
+from paceline.frameworks.replica import RoundsWeights, VectorModel
 from paceline.observe import Stopwatch
 from paceline.rules import CentreRule, PushTerms
 from paceline.sync.asynchronous.base import AsynchronousExchange
@@ -21,22 +21,23 @@ from paceline.sync.settings import ExchangeContext
 
 
 class CentreExchange(AsynchronousExchange):
-    """Brings a worker together with the centre when the rule says so.
+    """Exchanges with the centre when the rule says so.
 
     With `overlap` an exchange travels in a thread while the worker goes on, and moves the replica
     at the end of the first step after it has come back, at the latest before the next exchange.
     """
 
     def __init__(
-        self, world: World, replica: Any, rule: CentreRule, frame: ExchangeContext
+        self, world: World, model: VectorModel, rule: CentreRule, context: ExchangeContext
     ) -> None:
-        weights = replica.parameters()
-        _check_force(rule, world)
-        centre, roles = open_centre(
-            world, rule, rule.servers, weights, frame.number, frame.batches, frame.saved, frame.fail
-        )
-        super().__init__(world, replica, centre, roles)
-        self._rule = rule
+        weights = model.parameters()
+        workers = world.size - (context.settings.servers or 0)
+        if workers > 0:  # else the roles say it better
+            rule.check_workers(workers)
+        centre, roles = open_centre(world, rule, weights, context)
+        super().__init__(world, model, centre, roles)
+        self._to_centre, self._rule = centre, rule
+        self._rounds = isinstance(model, RoundsWeights) and model.stores_rounded
         self._state = rule.init_worker(weights)
         self.report_every = rule.report_every
         self._steps_since_push = 0
@@ -44,9 +45,9 @@ class CentreExchange(AsynchronousExchange):
         self._under_way: (
             tuple[WorkerReport, Future[tuple[LedgerReply, float | None, int]]] | None
         ) = None
-        if rule.overlap and self.trains:
+        if context.settings.overlap and self.trains:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="paceline-exchange")
-            self._parcel = BufferedPort(rule, weights, self._state)
+            self._buffered = BufferedPort(rule, weights, self._state)
 
     @property
     def bytes_sent(self) -> int:
@@ -61,13 +62,13 @@ class CentreExchange(AsynchronousExchange):
         self._take_back()  # one conversation at a time
         super().report()
 
-    def centre(self) -> Vector | None:
+    def common_weights(self) -> Vector | None:
         """The result once all have left; before that, the centre as it is now."""
         if self._final is not None:
             return self._final
         self._take_back()
-        copy: Vector = np.empty_like(self._replica.parameters())
-        self._centre.read_into(copy)
+        copy: Vector = np.empty_like(self._model.parameters())
+        self._to_centre.read_into(copy)
         return copy
 
     def _after(self, watch: Stopwatch) -> bool:
@@ -80,7 +81,7 @@ class CentreExchange(AsynchronousExchange):
                 watch.lap("communication")
             return back
         watch.lap("compute")
-        self._meet(push, pull)
+        self._exchange(push, pull)
         watch.lap("communication")
         return True
 
@@ -88,7 +89,7 @@ class CentreExchange(AsynchronousExchange):
         """Give the centre the steps since the last push; what comes back is not needed."""
         watch.lap("compute")
         if self._steps_since_push:
-            self._meet(push=True, pull=self._rule.reply_kind == "move")
+            self._exchange(push=True, pull=self._rule.reply_kind == "move")
         self._take_back()
         if self._thread is not None:
             self._thread.shutdown()
@@ -101,51 +102,50 @@ class CentreExchange(AsynchronousExchange):
         self._take_back()
         super()._quiesce()
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Tree:
         own = {"since_push": self._steps_since_push, "state": copy_vectors(self._state)}
         return super().snapshot() | own
 
-    def restore_shared(self, saved: dict[str, Any]) -> None:
-        super().restore_shared(saved)
-        fill_vectors(self._state, self._rule.init_worker(self._replica.parameters()))
-
-    def restore(self, saved: dict[str, Any]) -> None:
-        super().restore(saved)
-        self._steps_since_push = saved["since_push"]
-        fill_vectors(self._state, saved["state"])
+    def restore(self, saved: Tree, same_ranks: bool) -> None:
+        super().restore(saved, same_ranks)
+        if same_ranks:
+            self._steps_since_push = saved["since_push"]
+            fill_vectors(self._state, saved["state"])
+        else:
+            fill_vectors(self._state, self._rule.init_worker(self._model.parameters()))
 
     def _conclude(self) -> Vector:
         final = self._copy_of_weights()
-        self._centre.close(final)
+        self._to_centre.close(final)
         return final
 
-    def _meet(self, push: bool, pull: bool) -> None:
+    def _exchange(self, push: bool, pull: bool) -> None:
         self._take_back()
         workers = len(self.roles.workers)
         terms = self._rule.terms(self._steps_taken, self._steps_since_push, workers)
         if push:
             self._steps_since_push = 0
-        weights = self._replica.parameters()
+        weights = self._model.parameters()
         check_finite_weights(weights, self._world.rank)
         report = self._make_report(push, pull)
         if self._thread is None:
-            side = InPlacePort(self._rule, weights, self._state)
-            self._hear_of(report, *self._travel(report, terms, side))
+            port = InPlacePort(self._rule, weights, self._state)
+            self._hear_of(report, *self._travel(report, terms, port))
             self._accept(weights)
         else:
-            self._parcel.pack(push, terms)
-            travel = self._thread.submit(self._travel, report, terms, self._parcel)
+            self._buffered.pack(push, terms)
+            travel = self._thread.submit(self._travel, report, terms, self._buffered)
             self._under_way = (report, travel)
 
     def _travel(
-        self, report: WorkerReport, terms: PushTerms, side: InPlacePort | BufferedPort
+        self, report: WorkerReport, terms: PushTerms, port: InPlacePort | BufferedPort
     ) -> tuple[LedgerReply, float | None, int]:
-        """Meet the centre: the news, how far from it the replica was, and the bytes sent."""
+        """Exchange with the centre: its reply, how far the replica was from it, the bytes sent."""
         before = self._centre.bytes_sent
         if self.on_exchange is None:
-            return self._centre.push_pull(report, terms, side), None, 0
-        measured = DistanceProbe(side, self._rule)
-        news = self._centre.push_pull(report, terms, measured)
+            return self._to_centre.push_pull(report, terms, port), None, 0
+        measured = DistanceProbe(port, self._rule)
+        news = self._to_centre.push_pull(report, terms, measured)
         return news, measured.distance(), self._centre.bytes_sent - before
 
     def _take_back(self) -> None:
@@ -154,17 +154,17 @@ class CentreExchange(AsynchronousExchange):
             return
         (report, travel), self._under_way = self._under_way, None
         facts = travel.result()
-        weights = self._replica.parameters()
-        self._parcel.unpack()
+        weights = self._model.parameters()
+        self._buffered.unpack()
         self._accept(weights)
         self._hear_of(report, *facts)
 
     def _accept(self, weights: Vector) -> None:
         """Let the model follow; where it rounds its weights, that is not the worker's doing."""
-        exact = weights.copy() if getattr(self._replica, "stores_rounded", False) else None
-        self._replica.accept_parameters()
+        exact = weights.copy() if self._rounds else None
+        self._model.accept_parameters()
         if exact is not None:
-            rounding = self._replica.parameters() - exact
+            rounding = self._model.parameters() - exact
             for vector in self._state.values():
                 vector += rounding
 
@@ -180,16 +180,4 @@ class CentreExchange(AsynchronousExchange):
             staleness=news.staleness if report.push else None,
             scale=news.scale,
             distance=distance,
-        )
-
-
-def _check_force(rule: CentreRule, world: World) -> None:
-    workers = world.size - (rule.servers or 0)
-    if workers < 1:
-        return  # the roles say it better
-    force = rule.terms(step=0, steps=1, workers=workers).force
-    if force >= 1:
-        raise ConfigError(
-            f"the elastic force is {force:g} for {workers} worker{'s' * (workers > 1)}, expected "
-            "less than 1: replica and centre would only change places; set a lower rule.beta"
         )

@@ -1,34 +1,25 @@
-"""The exchange of rules without a centre: a worker pushes to a peer, whenever it likes."""
+"""The exchange of rules without a centre: a worker pushes to a random peer now and then."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from paceline.checkpoint.tree import Tree
 from paceline.comm import ANY_RANK, Pending, World, wait_until
 from paceline.comm.wire import ErrorFeedback, make_codec
 from paceline.core.vectors import Vector, fill_vectors
+from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
-from paceline.rules import Gossip
+from paceline.rules import GossipRule
 from paceline.sync.asynchronous.base import AsynchronousExchange
-from paceline.sync.parameter_server.make import message_tags, open_centre
+from paceline.sync.parameter_server.make import open_ledger
 from paceline.sync.parameter_server.packets import Packet
+from paceline.sync.parameter_server.spec import message_tags
 from paceline.sync.replicas import check_finite_weights
 from paceline.sync.settings import ExchangeContext
 
 _LEAST_WEIGHT = 2.0**-100
 """A worker that gave away more than this without getting any keeps the rest."""
-
-
-class _LedgerOnly:
-    """A centre without a vector: only its ledger is used."""
-
-    wire, reply_kind = "float32", "centre"
-
-    @staticmethod
-    def staleness_weight(staleness: int) -> float:
-        return 1.0
 
 
 class GossipExchange(AsynchronousExchange):
@@ -41,23 +32,16 @@ class GossipExchange(AsynchronousExchange):
 
     report_every = 10
 
-    def __init__(self, world: World, replica: Any, rule: Gossip, frame: ExchangeContext) -> None:
-        weights = replica.parameters()
-        ledger, roles = open_centre(
-            world,
-            _LedgerOnly(),
-            0,
-            weights[:0],
-            frame.number,
-            frame.batches,
-            frame.saved,
-            frame.fail,
-        )
-        super().__init__(world, replica, ledger, roles)
-        self._rule, self._tag = rule, message_tags(frame.number)[2]
+    def __init__(
+        self, world: World, model: VectorModel, rule: GossipRule, context: ExchangeContext
+    ) -> None:
+        weights = model.parameters()
+        ledger, roles = open_ledger(world, weights, context)
+        super().__init__(world, model, ledger, roles)
+        self._rule, self._tag = rule, message_tags(context.exchange_id)[2]
         self._weight = 1.0 / world.size
-        self._chance = np.random.default_rng([frame.seed, frame.number, world.rank])
-        codec = make_codec(rule.wire, weights.dtype)
+        self._chance = np.random.default_rng([context.seed, context.exchange_id, world.rank])
+        codec = make_codec(context.settings.wire, weights.dtype)
         self._feedback = ErrorFeedback(codec, weights.size, weights.dtype) if codec else None
         self._codec, self._got = codec, np.empty_like(weights) if codec else None
         self._nbytes = codec.nbytes(weights.size) if codec else weights.nbytes
@@ -100,7 +84,7 @@ class GossipExchange(AsynchronousExchange):
     def _push(self, peer: int) -> None:
         self._weight = self._rule.split_weight(self._weight)
         self._outbox.note(self._weight)
-        weights = self._replica.parameters()
+        weights = self._model.parameters()
         check_finite_weights(weights, self._world.rank)
         if self._feedback is None:
             self._outbox.vector(weights.size, weights.dtype)[:] = weights
@@ -123,7 +107,7 @@ class GossipExchange(AsynchronousExchange):
     def _take_in(self) -> None:
         """Merge what has come."""
         while self._coming.done():
-            weights = self._replica.parameters()
+            weights = self._model.parameters()
             if self._codec is None:
                 got = self._inbox.vector(weights.size, weights.dtype)
             else:
@@ -131,7 +115,7 @@ class GossipExchange(AsynchronousExchange):
                 got = self._got
                 self._codec.decode(self._inbox.payload[: self._nbytes], got)
             self._weight = self._rule.merge(weights, self._weight, got, self._inbox.noted())
-            self._replica.accept_parameters()
+            self._model.accept_parameters()
             self._received += 1
             self._coming = self._post()
 
@@ -143,8 +127,8 @@ class GossipExchange(AsynchronousExchange):
         wait_until(lambda: self._has_left() and self._received == due)
         super()._quiesce()
 
-    def snapshot(self) -> dict[str, Any]:
-        own: dict[str, Any] = {
+    def snapshot(self) -> Tree:
+        own: Tree = {
             "weight": self._weight,
             "chance": self._chance.bit_generator.state,
         }
@@ -152,17 +136,26 @@ class GossipExchange(AsynchronousExchange):
             own["error"] = self._feedback.error.copy()
         return super().snapshot() | own
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        super().restore(saved)
+    def restore(self, saved: Tree, same_ranks: bool) -> None:
+        super().restore(saved, same_ranks)
+        if not same_ranks:
+            return
         self._weight = saved["weight"]
         self._chance.bit_generator.state = saved["chance"]
         if self._feedback is not None:
             fill_vectors({"error": self._feedback.error}, saved)
 
+    def agree_on_weights(self) -> Vector | None:
+        """The weighted mean of all replicas; none may be under way."""
+        return self._final if self._final is not None else self._consensus()
+
     def _conclude(self) -> Vector:
         self._quiesce()
         self._coming.cancel()
-        self._centre.close(self._replica.parameters()[:0])
+        self._centre.close(self._model.parameters()[:0])
+        return self._consensus()
+
+    def _consensus(self) -> Vector:
         consensus = self._copy_of_weights()
         consensus *= self._weight
         self._world.all_reduce(consensus)

@@ -71,16 +71,16 @@ class FeedbackCodec:
 
 
 class CodecPair:
-    """The two directions between a worker and a host, by what the rule pushes and answers."""
+    """The two directions between a worker and a server; `with_centre`: what replies hold."""
 
-    def __init__(self, answers: str, codec: Codec | None, start: Vector) -> None:
+    def __init__(self, with_centre: bool, codec: Codec | None, start: Vector) -> None:
         self.push: VectorCodec
         self.pull: VectorCodec
         self.codec = codec
         self.nbytes = start.nbytes if codec is None else codec.nbytes(start.size)
         if codec is None:
             self.push = self.pull = IdentityCodec()
-        elif answers == "move":
+        elif not with_centre:
             self.push, self.pull = DeltaCodec(codec, start), codec
         else:
             self.push, self.pull = FeedbackCodec(codec, start), DeltaCodec(codec, start)

@@ -1,21 +1,21 @@
-"""A centre in the memory of the node: every worker meets it directly, chunk by chunk."""
+"""A centre in the memory of the node: every worker exchanges with it directly, chunk by chunk."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
 from paceline.comm import NodeMemory, World
-from paceline.core.chunks import chunks
+from paceline.core.chunks import chunks, length
 from paceline.core.vectors import ALIGNMENT_BYTES, Vector
 from paceline.errors import WorldError
 from paceline.rules import PushTerms, State
 from paceline.sync.parameter_server.ledger import Ledger, LedgerReply, WorkerReport
+from paceline.sync.parameter_server.spec import CentreSpec
 from paceline.sync.parameter_server.worker_port import WorkerPort
-from paceline.sync.saved import Keep, SavedCentre, join_states, pack
+from paceline.sync.saved import Keep, join_states, pack
 
 CHUNK_ELEMENTS = 64 * 1024
 """An exchange of one chunk stays in the cache and holds its lock for some ten microseconds."""
@@ -30,36 +30,24 @@ class NodeCentre:
     different workers may be in different chunks. Nothing is sent.
     """
 
-    def __init__(
-        self,
-        world: World,
-        rule: Any,
-        weights: Vector,
-        worker: int,
-        batches: int,
-        saved: SavedCentre | None = None,
-    ) -> None:
-        """All ranks make it together, with the same weights; `worker` is which of them this is.
-
-        A run that was interrupted goes on with the centre it had `saved`.
-        """
-        self._world, self._rule, self._worker = world, rule, worker
+    def __init__(self, world: World, spec: CentreSpec, weights: Vector) -> None:
+        """All ranks make it together, with the same weights."""
+        self._world, self._spec, self._worker = world, spec, world.rank
         self._pieces = list(chunks(slice(0, weights.size), CHUNK_ELEMENTS))
-        sizes = [piece.stop - piece.start for piece in self._pieces]
-        states = [rule.init_centre(size, weights.dtype) for size in sizes]
+        states = [spec.init_state(weights[piece]) for piece in self._pieces]
         numbers = np.zeros(Ledger.size(world.size))
-        if saved is not None:
-            weights = saved.centre
-            states = list(map(saved.piece_of_state, self._pieces, states))
-            Ledger.begin_at(numbers, saved.ledger)
+        if spec.saved is not None:
+            weights = spec.saved.centre
+            states = list(map(spec.saved.piece_of_state, self._pieces, states))
+            Ledger.begin_at(numbers, spec.saved.ledger)
         arrays = [numbers, weights, *chain.from_iterable(state.values() for state in states)]
         self._memory = _reserve(world, arrays, 1 + len(self._pieces))
-        lies = _place(self._memory.bytes, arrays, fill=worker == 0)
-        self._ledger = Ledger(lies[0], world.size, batches, saved.again if saved else ())
+        lies = _place(self._memory.bytes, arrays, fill=world.rank == 0)
+        self._ledger = Ledger(lies[0], world.size, spec.batches, spec.again)
         self._centre, rest = lies[1], iter(lies[2:])
         self._states: list[State] = [{name: next(rest) for name in state} for state in states]
         self._scratch = np.empty((2, min(CHUNK_ELEMENTS, max(1, weights.size))), weights.dtype)
-        self._trades = True
+        self._in_place = True
         """Whether an exchange may be done in one go, as far as is known."""
         self.bytes_sent = 0
         self._keep: Keep | None = None
@@ -69,38 +57,38 @@ class NodeCentre:
         """Tell the ledger, and hear from it."""
         self._world.raise_if_failed()
         with self._memory.hold(_LEDGER_LOCK):
-            return self._ledger.enter(self._worker, report, self._rule.staleness_weight)
+            return self._ledger.enter(self._worker, report, self._spec.staleness_weight)
 
-    def push_pull(self, report: WorkerReport, terms: PushTerms, side: WorkerPort) -> LedgerReply:
+    def push_pull(self, report: WorkerReport, terms: PushTerms, port: WorkerPort) -> LedgerReply:
         """One exchange of this worker with the centre."""
-        news = self.report(report)
-        terms = terms._replace(scale=news.scale)
-        pull = report.pull or not news.scale
+        reply = self.report(report)
+        terms = terms._replace(scale=reply.scale)
+        pull = report.pull or not reply.scale
         first = self._worker * len(self._pieces) // self._world.size  # workers in different places
         for index in chain(range(first, len(self._pieces)), range(first)):
-            self._trade(index, report.push, pull, terms, side)
-        return news
+            self._exchange_chunk(index, report.push, pull, terms, port)
+        return reply
 
-    def _trade(
-        self, index: int, push: bool, pull: bool, terms: PushTerms, side: WorkerPort
+    def _exchange_chunk(
+        self, index: int, push: bool, pull: bool, terms: PushTerms, port: WorkerPort
     ) -> None:
         piece, state = self._pieces[index], self._states[index]
         centre = self._centre[piece]
         sent, reply = self._scratch[:, : centre.size]
-        if push and pull and terms.scale and self._trades:
+        if push and pull and terms.scale and self._in_place:
             with self._memory.hold(1 + index):
-                self._trades = side.exchange_in_place(piece, centre, terms, sent)
-            if self._trades:
+                self._in_place = port.exchange_in_place(piece, centre, terms, sent)
+            if self._in_place:
                 return
         if push:
-            side.write_push(piece, terms, sent)
+            port.write_push(piece, terms, sent)
         with self._memory.hold(1 + index):
-            if push and terms.scale:
-                self._rule.absorb(sent, centre, state, terms)
-            if pull and self._rule.reply_kind == "centre":
+            if push and terms.scale and self._spec.rule is not None:
+                self._spec.rule.absorb(sent, centre, state, terms)
+            if pull and self._spec.replies_with_centre:
                 reply[:] = centre
         if pull:
-            side.accept_reply(piece, reply if self._rule.reply_kind == "centre" else sent)
+            port.accept_reply(piece, reply if self._spec.replies_with_centre else sent)
 
     def read_into(self, out: Vector) -> None:
         """Copy the centre as it is now, each chunk whole."""
@@ -111,7 +99,7 @@ class NodeCentre:
     def save(self, number: int) -> None:
         """Let one worker keep all of it; nobody else is there now."""
         if self._worker == 0 and self._keep is not None:
-            sizes = [piece.stop - piece.start for piece in self._pieces]
+            sizes = list(map(length, self._pieces))
             state = join_states(self._states, sizes)
             self._keep(number, pack(self._centre, state, self._ledger))
 
@@ -142,7 +130,7 @@ def _reserve(world: World, arrays: Sequence[Vector], locks: int) -> NodeMemory:
     try:
         return world.node_memory(sum(map(_room, arrays)), locks=locks)
     except WorldError as error:
-        servers = "rule.servers=1 holds the centre in a process of its own"
+        servers = "exchange.servers=1 holds the centre in a process of its own"
         raise WorldError(f"{error}; {servers}") from None
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from paceline.comm import Pending, World, wait_until
-from paceline.comm.wire import make_codec
 from paceline.core.chunks import split_evenly
 from paceline.core.vectors import Vector
 from paceline.errors import Interrupted, WorldError
@@ -18,6 +16,7 @@ from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
 from paceline.sync.parameter_server.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, TRADE, Packet
 from paceline.sync.parameter_server.roles import Roles
 from paceline.sync.parameter_server.shard_server import ShardServer
+from paceline.sync.parameter_server.spec import CentreSpec
 from paceline.sync.parameter_server.worker_port import WorkerPort
 from paceline.sync.saved import Keep
 
@@ -33,22 +32,21 @@ class RemoteCentre:
     def __init__(
         self,
         world: World,
-        rule: Any,
+        spec: CentreSpec,
         weights: Vector,
         roles: Roles,
-        tags: tuple[int, int],
-        host: ShardServer | None,
+        server: ShardServer | None,
     ) -> None:
-        self._world, self._rule, self._hosts, self._host = world, rule, roles.hosts, host
-        self._tags, self._works = tags, world.rank in roles.workers
+        self._world, self._hosts, self._server = world, roles.hosts, server
+        self._tags, self._trains = spec.tags, world.rank in roles.workers
         self._pieces = split_evenly(weights.size, len(roles.hosts))
         self.bytes_sent, self._abandoned = 0, False
-        if not self._works:
+        if not self._trains:
             return
-        codec = make_codec(rule.wire, weights.dtype)
-        self._lines = [CodecPair(rule.reply_kind, codec, weights[piece]) for piece in self._pieces]
+        codec, with_centre = spec.codec(weights), spec.replies_with_centre
+        self._codecs = [CodecPair(with_centre, codec, weights[piece]) for piece in self._pieces]
         largest = max(piece.stop - piece.start for piece in self._pieces)
-        rooms = [max(largest * weights.itemsize, line.nbytes) for line in self._lines]
+        rooms = [max(largest * weights.itemsize, pair.nbytes) for pair in self._codecs]
         self._requests = [Packet(room) for room in rooms]
         self._replies = [Packet(room) for room in rooms]
         self._scratch = np.empty(largest, weights.dtype)
@@ -59,49 +57,49 @@ class RemoteCentre:
         self._travel([0], [0])
         return self._replies[0].answered()
 
-    def push_pull(self, report: WorkerReport, terms: PushTerms, side: WorkerPort) -> LedgerReply:
+    def push_pull(self, report: WorkerReport, terms: PushTerms, port: WorkerPort) -> LedgerReply:
         """One exchange of this worker with the centre."""
         told = self.report(report) if len(self._hosts) > 1 else None
         if told is not None:
             terms = terms._replace(scale=told.scale)
         kind = MEET if told is None else TRADE
         everywhere = range(len(self._hosts))
-        filled = [self._fill(at, kind, report, terms, side) for at in everywhere]
+        filled = [self._fill(at, kind, report, terms, port) for at in everywhere]
         self._travel(everywhere, filled)
         news = told or self._replies[0].answered()
         if report.pull or not news.scale:
             for at in everywhere:
-                self._take(at, side)
+                self._take(at, port)
         return news
 
     def _fill(
-        self, at: int, kind: int, report: WorkerReport, terms: PushTerms, side: WorkerPort
+        self, at: int, kind: int, report: WorkerReport, terms: PushTerms, port: WorkerPort
     ) -> int:
         """Write the request to one host; how many bytes of payload it has."""
-        request, lines, piece = self._requests[at], self._lines[at], self._pieces[at]
+        request, codecs, piece = self._requests[at], self._codecs[at], self._pieces[at]
         request.ask(kind, report, terms)
         if not report.push:
             return 0
-        if lines.codec is None:
-            side.write_push(
+        if codecs.codec is None:
+            port.write_push(
                 piece, terms, request.vector(piece.stop - piece.start, self._scratch.dtype)
             )
         else:
             sent = self._scratch[: piece.stop - piece.start]
-            side.write_push(piece, terms, sent)
-            lines.push.encode(sent, request.payload[: lines.nbytes])
-        return lines.nbytes
+            port.write_push(piece, terms, sent)
+            codecs.push.encode(sent, request.payload[: codecs.nbytes])
+        return codecs.nbytes
 
-    def _take(self, at: int, side: WorkerPort) -> None:
+    def _take(self, at: int, port: WorkerPort) -> None:
         """Hand one host's answer to the worker."""
-        reply, lines, piece = self._replies[at], self._lines[at], self._pieces[at]
-        self.bytes_sent += lines.nbytes
-        if lines.codec is None:
-            side.accept_reply(piece, reply.vector(piece.stop - piece.start, self._scratch.dtype))
+        reply, codecs, piece = self._replies[at], self._codecs[at], self._pieces[at]
+        self.bytes_sent += codecs.nbytes
+        if codecs.codec is None:
+            port.accept_reply(piece, reply.vector(piece.stop - piece.start, self._scratch.dtype))
         else:
             got = self._scratch[: piece.stop - piece.start]
-            lines.pull.decode(reply.payload[: lines.nbytes], got)
-            side.accept_reply(piece, got)
+            codecs.pull.decode(reply.payload[: codecs.nbytes], got)
+            port.accept_reply(piece, got)
 
     def read_into(self, out: Vector) -> None:
         """Copy the centre as it is now, each host's piece whole."""
@@ -123,15 +121,15 @@ class RemoteCentre:
 
     def on_save(self, keep: Keep) -> None:
         """What the host of this rank, if it is one, is asked to keep goes there."""
-        if self._host is not None:
-            self._host.keep = keep
+        if self._server is not None:
+            self._server.keep = keep
 
     @property
     def residuals(self) -> State:
         """What rounding has still to bring to the hosts."""
-        if not self._works:
+        if not self._trains:
             return {}
-        errors = ((at, lines.push) for at, lines in enumerate(self._lines))
+        errors = ((at, codecs.push) for at, codecs in enumerate(self._codecs))
         return {str(at): push.error for at, push in errors if isinstance(push, FeedbackCodec)}
 
     def sign_off(self, quit: bool = False) -> None:
@@ -145,18 +143,18 @@ class RemoteCentre:
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more, and wait for nobody."""
         self._abandoned = True
-        if self._host is not None:
-            self._host.abandon()
+        if self._server is not None:
+            self._server.abandon()
 
     def close(self, out: Vector) -> None:
         """The last state of the centre, on every rank; all come here together."""
-        if self._host is not None:
-            self._host.join()
-            if self._host.quit:
+        if self._server is not None:
+            self._server.join()
+            if self._server.quit:
                 raise Interrupted("the workers have saved, and left")
         for host, piece in zip(self._hosts, self._pieces, strict=True):
-            if host == self._world.rank and self._host is not None:
-                out[piece] = self._host.centre
+            if host == self._world.rank and self._server is not None:
+                out[piece] = self._server.centre
             self._world.broadcast(out[piece], root=host)
 
     def _travel(self, hosts: Sequence[int], filled: Sequence[int]) -> None:

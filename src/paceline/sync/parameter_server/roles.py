@@ -35,15 +35,15 @@ def assign_roles(world: World, servers: int | None) -> Roles:
     """
     nodes = sorted(set(world.allgather_values(world.node_ranks)))
     everyone = tuple(range(world.size))
-    reason = "as rule.servers says"
+    reason = "as exchange.servers says"
     if servers is None:
         servers, reason = _suit(nodes)
     if servers == 0:
         return Roles(everyone, () if len(nodes) == 1 else everyone, reason)
     if servers >= world.size:
         raise ConfigError(
-            f"rule.servers is {servers} and there are {world.size} ranks, so none is left to "
-            f"train; start {servers + 1} or more, or set rule.servers=0 to lose none"
+            f"exchange.servers is {servers} and there are {world.size} ranks, so none is left to "
+            f"train; start {servers + 1} or more, or set exchange.servers=0 to lose none"
         )
     hosts = tuple(sorted(_spread(nodes)[:servers]))
     return Roles(tuple(rank for rank in everyone if rank not in hosts), hosts, reason)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from paceline.comm import Backoff, Pending, World
-from paceline.comm.wire import make_codec
 from paceline.core.vectors import Vector
 from paceline.errors import WorldError
 from paceline.rules import PushTerms
 from paceline.sync.parameter_server.codec_pair import CodecPair
 from paceline.sync.parameter_server.ledger import Ledger, LedgerReply, WorkerReport
 from paceline.sync.parameter_server.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, Packet
-from paceline.sync.saved import Keep, SavedCentre, pack
+from paceline.sync.parameter_server.spec import CentreSpec
+from paceline.sync.saved import Keep, pack
 
 _LOOK_EVERY_S = 0.002
 """How often a host that nobody asks looks for requests: 1 to 2 % of a core."""
@@ -32,43 +31,38 @@ class ShardServer:
     def __init__(
         self,
         world: World,
-        rule: Any,
-        start: Vector,
+        spec: CentreSpec,
+        weights: Vector,
+        piece: slice,
         workers: Sequence[int],
-        batches: int,
-        tags: tuple[int, int],
         on_error: Callable[[BaseException], None],
-        saved: tuple[SavedCentre, slice] | None = None,
     ) -> None:
-        """`start` is this host's piece of the vector; `tags` are of requests and replies.
-
-        In a run that was interrupted it is this piece of a `saved` centre.
-        """
+        """This rank serves that piece of the weights, which all ranks have in common."""
+        start = weights[piece]
         self.centre = start.copy()
         self.keep: Keep | None = None
         """Called, in the host's thread, with what a checkpoint is to have of it; who asks to save
         before it is set waits for it."""
         self.quit = False
         """The workers said farewell since the run is to go on later."""
-        self._world, self._rule, self._workers, self._tags = world, rule, workers, tags
-        self._state = rule.init_centre(start.size, start.dtype) if start.size else {}
+        self._world, self._spec, self._workers, self._tags = world, spec, workers, spec.tags
+        self._state = spec.init_state(start)
         numbers = np.zeros(Ledger.size(len(workers)))
-        if saved is not None:
-            self._state = saved[0].piece_of_state(saved[1], self._state)
-            Ledger.begin_at(numbers, saved[0].ledger)
-        again = saved[0].again if saved is not None else ()
-        self._ledger = Ledger(numbers, len(workers), batches, again)
+        if spec.saved is not None:
+            self._state = spec.saved.piece_of_state(piece, self._state)
+            Ledger.begin_at(numbers, spec.saved.ledger)
+        self._ledger = Ledger(numbers, len(workers), spec.batches, spec.again)
         self._sent, self._kept = np.empty_like(start), np.empty_like(start)
-        codec = make_codec(rule.wire, start.dtype)
-        self._lines = [CodecPair(rule.reply_kind, codec, start) for _ in workers]
-        room = max(start.nbytes, self._lines[0].nbytes)
+        codec = spec.codec(start)
+        self._codecs = [CodecPair(spec.replies_with_centre, codec, start) for _ in workers]
+        room = max(start.nbytes, self._codecs[0].nbytes)
         self._requests = [Packet(room) for _ in workers]
         self._replies = [Packet(room) for _ in workers]
         self._expected: list[Pending | None] = [None] * len(workers)
         for worker in range(len(workers)):
             self._expect(worker)
         self._on_error, self._abandoned = on_error, False
-        self._thread = threading.Thread(target=self._run, name="paceline-host", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="paceline-server", daemon=True)
         self._thread.start()
 
     def join(self) -> None:
@@ -125,7 +119,7 @@ class ShardServer:
             return None
         reply, filled = self._replies[worker], 0
         if kind in (REPORT, MEET):
-            news = self._ledger.enter(worker, report, self._rule.staleness_weight)
+            news = self._ledger.enter(worker, report, self._spec.staleness_weight)
             terms = terms._replace(scale=news.scale)
             reply.answer(news)
         else:
@@ -137,26 +131,26 @@ class ShardServer:
             assert self.keep is not None
             self.keep(int(report.samples), pack(self.centre, self._state, self._ledger))
         elif kind != REPORT:
-            filled = self._trade(worker, report, terms)
+            filled = self._exchange(worker, report, terms)
         self._expect(worker)  # before the worker has its answer and may ask again
         return self._world.isend(reply.filled(filled), self._workers[worker], self._tags[1])
 
-    def _trade(self, worker: int, report: WorkerReport, terms: PushTerms) -> int:
+    def _exchange(self, worker: int, report: WorkerReport, terms: PushTerms) -> int:
         """Let a push move the centre and write the answer; how many bytes it has."""
-        lines, sent = self._lines[worker], self._sent
+        codecs, sent = self._codecs[worker], self._sent
         if report.push:
-            lines.push.decode(self._requests[worker].payload[: lines.nbytes], sent)
-            if terms.scale:
-                self._rule.absorb(sent, self.centre, self._state, terms)
+            codecs.push.decode(self._requests[worker].payload[: codecs.nbytes], sent)
+            if terms.scale and self._spec.rule is not None:
+                self._spec.rule.absorb(sent, self.centre, self._state, terms)
         if not (report.pull or not terms.scale):
             return 0
-        reply = self._replies[worker].payload[: lines.nbytes]
-        if self._rule.reply_kind == "centre":
-            lines.pull.encode(self.centre, reply)
-            return lines.nbytes
-        lines.pull.encode(sent, reply)
-        if lines.codec is not None:  # the centre moves by what the worker will get
-            lines.codec.decode(reply, self._kept)
+        reply = self._replies[worker].payload[: codecs.nbytes]
+        if self._spec.replies_with_centre:
+            codecs.pull.encode(self.centre, reply)
+            return codecs.nbytes
+        codecs.pull.encode(sent, reply)
+        if codecs.codec is not None:  # the centre moves by what the worker will get
+            codecs.codec.decode(reply, self._kept)
             self._kept -= sent
             self.centre += self._kept
-        return lines.nbytes
+        return codecs.nbytes

@@ -1,12 +1,12 @@
-"""A worker's side of an exchange with the centre: what it gives, and what it does with the answer.
+"""A worker's port to the centre: what it pushes, and what it does with the reply.
 
-The centre asks for pieces of the vector and answers by pieces: a chunk in the node's memory, a
+The centre asks for pieces of the vector and replies by pieces: a chunk in the node's memory, a
 server's shard. Each is a piece of the same mathematics.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -34,7 +34,7 @@ class InPlacePort:
 
     def __init__(self, rule: CentreRule, weights: Vector, state: State) -> None:
         self._rule, self._weights, self._state = rule, weights, state
-        self.at = weights
+        self.before = weights
         """The replica as it was when it asked."""
 
     def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
@@ -56,12 +56,12 @@ class BufferedPort:
     def __init__(self, rule: CentreRule, weights: Vector, state: State) -> None:
         self._rule, self._weights, self._state = rule, weights, state
         self._sent, self._reply = np.empty_like(weights), np.empty_like(weights)
-        self.at = np.empty_like(weights)
+        self.before = np.empty_like(weights)
         self._answered = False
 
     def pack(self, push: bool, terms: PushTerms) -> None:
         """Keep the replica as it is now, and what is pushed of it."""
-        self.at[:] = self._weights
+        self.before[:] = self._weights
         self._answered = False
         if push:
             self._rule.make_push(self._weights, self._state, terms, self._sent)
@@ -81,37 +81,35 @@ class BufferedPort:
     def unpack(self) -> None:
         """Let the answer, if there is one, move the replica, which has gone on meanwhile."""
         if self._answered:
-            self._rule.apply_reply(self._reply, self.at, self._weights, self._state)
+            self._rule.apply_reply(self._reply, self.before, self._weights, self._state)
 
 
 class DistanceProbe:
-    """Measures, around another side, how far the replica was from the centre."""
+    """Measures, around another port, how far the replica was from the centre."""
 
-    def __init__(self, side: InPlacePort | BufferedPort, rule: CentreRule) -> None:
-        self._side, self._rule = side, rule
-        self._squared, self._force, self._answered = 0.0, 1.0, False
+    def __init__(self, port: InPlacePort | BufferedPort, rule: CentreRule) -> None:
+        self._port, self._rule, self._terms = port, rule, PushTerms()
+        self._squared, self._answered = 0.0, False
 
     def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
-        self._force = terms.force
-        self._side.write_push(piece, terms, out)
+        self._terms = terms
+        self._port.write_push(piece, terms, out)
 
     def accept_reply(self, piece: slice, reply: Vector) -> None:
-        if self._rule.reply_kind == "move":
-            self._add(reply, self._force)
-        else:
-            self._add(reply - self._side.at[piece])
-        self._side.accept_reply(piece, reply)
+        self._add(reply, piece, self._terms)
+        self._port.accept_reply(piece, reply)
 
     def exchange_in_place(
         self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
     ) -> bool:
-        traded = self._side.exchange_in_place(piece, centre, terms, out)
-        if traded:
-            self._add(out, terms.force)
-        return traded
+        done = self._port.exchange_in_place(piece, centre, terms, out)
+        if done:
+            self._add(out, piece, terms)
+        return done
 
-    def _add(self, apart: Vector, force: float = 1.0) -> None:
-        self._squared += float(np.dot(apart, apart)) / force**2
+    def _add(self, reply: Vector, piece: slice, terms: PushTerms) -> None:
+        apart = self._rule.distance(reply, self._port.before[piece], terms)
+        self._squared += float(np.dot(apart, apart))
         self._answered = True
 
     def distance(self) -> float | None:
@@ -119,5 +117,5 @@ class DistanceProbe:
         return float(np.sqrt(self._squared)) if self._answered else None
 
 
-def _cut(state: dict[str, Any], piece: slice) -> State:
+def _cut(state: State, piece: slice) -> State:
     return {name: vector[piece] for name, vector in state.items()}

@@ -78,7 +78,7 @@ class OverlapSender:
         if number < self._handed_in:
             raise TrainingError(
                 "gradients came once more before the step, and the first had been sent already; "
-                "say keep_pace(..., overlap=False) if a step has several backwards"
+                "omit overlap from keep_pace(..., exchange={...}) if a step has several backwards"
             )
         self._missing[number] -= 1
         while self._handed_in < len(self._buckets) and not self._missing[self._handed_in]:

@@ -1,4 +1,4 @@
-"""What the ranks of a node have in common in memory when they train on shared parameters."""
+"""Memory that the ranks of a node share when they train on common parameters."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import numpy as np
 
 from paceline.comm import World
 from paceline.core.vectors import ALIGNMENT_BYTES, Layout, Vector
+from paceline.sync.interface import StepHead
 
-WEIGHT, SAMPLES, MORE, STOP, SAVE, QUIT, NUMBER, SQUARES, REJECTED, FIELDS = range(10)
-"""What a head begins with; then it has, for each parameter, whether there is a gradient."""
+SQUARES, REJECTED, FIELDS = range(StepHead.SIZE, StepHead.SIZE + 3)
+"""What follows a `StepHead` in a rank's head: the squared norm of its slices, whether its gradient
+was rejected; then, for each parameter, whether there is a gradient."""
 
 _WATCHED = 256
 
@@ -16,12 +18,12 @@ _WATCHED = 256
 class SharedBuffers:
     """The node's memory: parameters, optimizer state, and each rank's gradients and head."""
 
-    def __init__(self, world: World, layout: Layout, ranks: int, states: list[str]) -> None:
+    def __init__(self, world: World, layout: Layout, ranks: int, slots: list[str]) -> None:
         line = ALIGNMENT_BYTES // layout.dtype.itemsize
         stride = -(-layout.size // line) * line
         fields = -(-(FIELDS + len(layout.entries)) // 8) * 8
         heads, ready = (ranks + 1) * fields * 8, ranks * ALIGNMENT_BYTES
-        vectors = 1 + len(states) + ranks
+        vectors = 1 + len(slots) + ranks
         nbytes = heads + ready + vectors * stride * layout.dtype.itemsize
         self._memory = world.node_memory(nbytes, locks=0)
         rows = self._memory.bytes[:heads].view(np.float64).reshape(ranks + 1, fields)
@@ -34,12 +36,12 @@ class SharedBuffers:
         rest = self._memory.bytes[heads + ready :].view(layout.dtype).reshape(vectors, stride)
         rest = rest[:, : layout.size]
         self.parameters: Vector = rest[0]
-        self.states = dict(zip(states, rest[1:], strict=False))
-        self.gradients: Vector = rest[1 + len(states) :]
+        self.slots = dict(zip(slots, rest[1:], strict=False))
+        self.gradients: Vector = rest[1 + len(slots) :]
 
     def close(self) -> None:
         """Give the memory back; views of it stay valid."""
-        del self.heads, self.head_sum, self.ready, self.gradients, self.states
+        del self.heads, self.head_sum, self.ready, self.gradients, self.slots
         self._memory.close()
 
 

@@ -1,49 +1,49 @@
-"""The exchange of rules that average weights: after a step, now and then."""
+"""The exchange of rules that merge weights: after a step, now and then."""
 
 from __future__ import annotations
 
 from time import monotonic
-from typing import Any
 
+from paceline.checkpoint.tree import Tree
 from paceline.comm import World
 from paceline.comm.allreduce.coded import make_sums
 from paceline.core.chunks import split_evenly
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
+from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
 from paceline.rules import BSP, State, WeightRule
+from paceline.sync.interface import Contribution, Exchange, StepOutcome
 from paceline.sync.replicas import check_finite_weights
+from paceline.sync.settings import ExchangeContext
 from paceline.sync.synchronous.gradients import GradientExchange
-from paceline.sync.synchronous.message import Contribution, StepMessage, StepOutcome
+from paceline.sync.synchronous.message import StepMessage
 
 
-class WeightExchange:
-    """Brings the weights of all replicas together when the rule's period is over.
+class WeightExchange(Exchange):
+    """Merges the weights of all replicas when the rule's period is over.
 
-    A rank that has no further batch in the epoch meets at once, and again until no rank has one: so
-    ranks may take different numbers of steps, and all end the epoch together. The rule's state is
-    made of the weights that the replicas have in common when they begin to train alone.
+    A rank that has no further batch in the epoch exchanges at once, and again until no rank has
+    one: so ranks may take different numbers of steps, and all end the epoch together. The rule's
+    state is made of the weights that the replicas have in common when they begin to train alone.
     """
 
-    asynchronous, trains, replicas_stay_equal, filters_nonfinite = False, True, False, False
-    steps_optimizer = False
-
-    def __init__(self, world: World, replica: Any, rule: WeightRule, number: int = 0) -> None:
-        self._replica, self._rule, self._alone = replica, rule, world.size == 1
-        self._rank = world.rank
+    def __init__(
+        self, world: World, model: VectorModel, rule: WeightRule, context: ExchangeContext
+    ) -> None:
+        self._model, self._rule, self._alone = model, rule, world.size == 1
+        self._rank, self.workers = world.rank, tuple(range(world.size))
         self._plain = self._alone and rule.trivial_alone
         self._gradients = (
-            GradientExchange(world, replica, BSP(wire=rule.wire), number)
-            if rule.start_after
-            else None
+            GradientExchange(world, model, BSP(), context) if rule.start_after else None
         )
-        weights = replica.parameters()
+        weights = model.parameters()
         self._slices = split_evenly(weights.size, rule.fragments)
         sizes = [piece.stop - piece.start for piece in self._slices]
         longest = 0 if self._plain else max(sizes)
-        self._message = StepMessage(world, weights[:longest], number=number)
-        self._sums = make_sums(world, rule.wire, sizes, weights.dtype)
+        self._message = StepMessage(world, weights[:longest], mark=context.exchange_id)
+        self._sums = make_sums(world, context.settings.wire, sizes, weights.dtype)
         self._state: State | None = None
-        self._steps_taken = self._meetings = 0
+        self._steps_taken = self._rounds_taken = 0
         self._deferred: Contribution | None = None
         if not rule.start_after:
             self._make_state()
@@ -54,17 +54,14 @@ class WeightExchange:
         before = self._gradients.bytes_sent if self._gradients else 0
         return before + self._message.bytes_sent
 
-    def last_backward(self, weight: float) -> None:
-        """Gradients are not sent before the step."""
-
-    def before_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
+    def before_step(self, mine: Contribution, watch: Stopwatch) -> StepOutcome | None:
         """Average gradients while that phase lasts."""
         if self._gradients and self._steps_taken < self._rule.start_after:
-            return self._gradients.before_step(part, watch)
+            return self._gradients.before_step(mine, watch)
         return None
 
-    def after_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
-        """Meet if it is time to, or if this rank has nothing else to do."""
+    def after_step(self, mine: Contribution, watch: Stopwatch) -> StepOutcome | None:
+        """Exchange if the period is over, or if this rank has nothing else to do."""
         self._steps_taken += 1
         if self._steps_taken <= self._rule.start_after:
             if self._steps_taken == self._rule.start_after:
@@ -72,25 +69,24 @@ class WeightExchange:
             self._begin_period()
             return None
         self._steps += 1
-        self._samples += part.samples
-        self._weight += part.weight
+        self._samples += mine.samples
+        self._weight += mine.weight
         seconds = monotonic() - self._began
-        over = not part.more or self._rule.period.is_over(self._steps, seconds)
-        if not over and not (part.save or part.quit):
+        over = not mine.more or self._rule.period.is_over(self._steps, seconds)
+        if not over and not (mine.save or mine.quit):
             return None
-        return self._meet(part, watch, save_only=not over)
+        return self._exchange(mine, watch, save_only=not over)
 
     def end_epoch(self, watch: Stopwatch) -> None:
-        """Meet at the end of a user's epoch, whether the period is over or not."""
+        """Exchange at the end of a user's epoch, whether the period is over or not."""
         if self._steps_taken >= self._rule.start_after:
-            self._meet(Contribution(more=True), watch)
+            self._exchange(Contribution(more=True), watch)
 
     def run_deferred(self, watch: Stopwatch) -> StepOutcome | None:
-        """The meeting that somebody put off who came only to save, if this rank wants one."""
         if self._deferred is None:
             return None
-        part, self._deferred = self._deferred, None
-        return self._meet(part, watch)
+        mine, self._deferred = self._deferred, None
+        return self._exchange(mine, watch)
 
     def close(self) -> None:
         """Give the memory of the messages back."""
@@ -98,104 +94,93 @@ class WeightExchange:
         if self._gradients is not None:
             self._gradients.close()
 
-    def abandon(self) -> None:
-        """Nobody is served."""
-
-    def centre(self) -> Vector | None:
+    def common_weights(self) -> Vector | None:
         """The rule's centre, where it has one; before that, the replicas are equal."""
         return None if self._state is None else self._rule.centre(self._state)
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Tree:
         """The rule's state and the period that is under way; the arrays are copies."""
         deferred = self._deferred
+        sums = enumerate(self._sums or ())
         return {
             "state": None if self._state is None else copy_vectors(self._state),
-            "carried": {
-                str(at): copy_vectors(s.residuals) for at, s in enumerate(self._sums or ())
-            },
+            "residuals": {str(at): copy_vectors(each.residuals) for at, each in sums},
             "gradients": self._gradients.snapshot() if self._gradients else {},
             "steps_taken": self._steps_taken,
-            "meetings": self._meetings,
+            "rounds_taken": self._rounds_taken,
             "steps": self._steps,
             "samples": self._samples,
             "weight": self._weight,
             "seconds": monotonic() - self._began,
-            "put_off": None if deferred is None else [deferred.more, deferred.stop],
+            "deferred": None if deferred is None else [deferred.more, deferred.stop],
         }
 
-    def restore(self, saved: dict[str, Any]) -> None:
-        """Go on from what `snapshot` gave."""
-        self._steps_taken, self._meetings = saved["steps_taken"], saved["meetings"]
+    def restore(self, saved: Tree, same_ranks: bool) -> None:
+        """On other ranks than then the period begins anew, with the rule's state."""
+        self._steps_taken, self._rounds_taken = saved["steps_taken"], saved["rounds_taken"]
+        if saved["state"] is not None:
+            if self._state is None:
+                self._make_state()
+            fill_vectors(self._state or {}, saved["state"])
+        if not same_ranks:
+            return
         self._steps, self._samples = saved["steps"], saved["samples"]
         self._weight = saved["weight"]
         self._began = monotonic() - saved["seconds"]
-        more_and_stop = saved["put_off"]
+        more_and_stop = saved["deferred"]
         if more_and_stop is not None:
             self._deferred = Contribution(more=more_and_stop[0], stop=more_and_stop[1])
-        if saved["state"] is not None:
-            if self._state is None:
-                self._make_state()
-            fill_vectors(self._state or {}, saved["state"])
-        for at, total in enumerate(self._sums or ()):
-            fill_vectors(total.residuals, saved["carried"].get(str(at), {}))
+        for at, each in enumerate(self._sums or ()):
+            fill_vectors(each.residuals, saved["residuals"].get(str(at), {}))
         if self._gradients is not None:
-            self._gradients.restore(saved["gradients"])
+            self._gradients.restore(saved["gradients"], same_ranks)
 
-    def restore_shared(self, saved: dict[str, Any]) -> None:
-        """The rule's state; the period begins anew."""
-        self._steps_taken, self._meetings = saved["steps_taken"], saved["meetings"]
-        if saved["state"] is not None:
-            if self._state is None:
-                self._make_state()
-            fill_vectors(self._state or {}, saved["state"])
-
-    def _meet(self, wishes: Contribution, watch: Stopwatch, save_only: bool = False) -> StepOutcome:
-        weighted_by_samples = (
-            self._rule.weighted_by_samples and not self._alone
-        )  # alone, 1 keeps every bit
-        part = wishes._replace(
-            samples=self._samples, weight=self._weight if weighted_by_samples else 1.0
-        )
+    def _exchange(
+        self, wishes: Contribution, watch: Stopwatch, save_only: bool = False
+    ) -> StepOutcome:
+        by_samples = self._rule.weighted_by_samples and not self._alone  # alone, 1 keeps every bit
+        mine = wishes._replace(samples=self._samples, weight=self._weight if by_samples else 1.0)
         if self._state is None:
-            meeting = StepOutcome(
-                int(part.samples), part.weight, part.more, part.stop, part.save, part.quit
-            )
-            if save_only:
-                meeting = meeting._replace(deferred=True)
+            outcome = mine.alone()._replace(deferred=save_only)
         else:
-            meeting = self._merge_next_piece(self._state, part, watch, save_only)
-        if meeting.deferred:
+            outcome = self._merge_next_slice(self._state, mine, watch, save_only)
+        if outcome.deferred:
             self._deferred = None if save_only else wishes._replace(save=False, quit=False)
             watch.lap("communication")
-            return meeting
+            return outcome
         if not self._rule.keep_momentum:
-            self._replica.reset_optimizer()
+            self._model.reset_optimizer()
         watch.lap("communication")
-        self._meetings += 1
+        self._rounds_taken += 1
         self._begin_period()
-        return meeting
+        return outcome
 
-    def _merge_next_piece(
-        self, whole: State, part: Contribution, watch: Stopwatch, save_only: bool
+    def _merge_next_slice(
+        self, whole: State, mine: Contribution, watch: Stopwatch, save_only: bool
     ) -> StepOutcome:
-        turn = self._meetings % len(self._slices)
+        turn = self._rounds_taken % len(self._slices)
         piece = self._slices[turn]
-        weights = self._replica.parameters()[piece]
-        state = {name: vector[piece] for name, vector in whole.items()}
+        weights = self._model.parameters()[piece]
+        state = {name: _part_of(vector, piece) for name, vector in whole.items()}
         sent = self._message.vector[: weights.size]
         check_finite_weights(weights, self._rank)
-        self._rule.contribute(weights, state, part.weight, out=sent)
+        self._rule.contribute(weights, state, mine.weight, out=sent)
         coded = self._sums[turn] if self._sums else None
-        meeting = self._message.sum_over_ranks(part, watch, sent.size, coded, save_only)
-        if meeting.weight and not meeting.deferred:
-            self._rule.merge(sent, meeting.weight, weights, state)
-            self._replica.accept_parameters()
-        return meeting
+        outcome = self._message.sum_over_ranks(mine, watch, sent.size, coded, save_only)
+        if outcome.weight and not outcome.deferred:
+            self._rule.merge(sent, outcome.weight, weights, state)
+            self._model.accept_parameters()
+        return outcome
 
     def _make_state(self) -> None:
         if not self._plain:
-            self._state = self._rule.init_state(self._replica.parameters())
+            self._state = self._rule.init_state(self._model.parameters())
 
     def _begin_period(self) -> None:
         self._steps, self._samples, self._weight = 0, 0.0, 0.0
         self._began = monotonic()
+
+
+def _part_of(vector: Vector, piece: slice) -> Vector:
+    """A piece of a rule's state; a count, of one element, goes with every piece."""
+    return vector if vector.size == 1 else vector[piece]

@@ -90,13 +90,13 @@ OWN = {
     "callbacks": [ANYTHING],
 }
 EXCHANGE = {
-    **dict.fromkeys(("steps", "steps_taken", "meetings", "exchanges", "refused"), COUNT),
+    **dict.fromkeys(("steps", "steps_taken", "rounds_taken", "exchanges", "refused"), COUNT),
     **dict.fromkeys(("since_push",), COUNT),
     **dict.fromkeys(("samples", "left_out", "weight"), AMOUNT),
     **dict.fromkeys(("loss", "seconds"), NUMBER),
     "tickets": [COUNT],
     "staleness": [[COUNT]],
-    "put_off": _or_none(Kind("two flags", lambda v: isinstance(v, list) and len(v) == 2)),
+    "deferred": _or_none(Kind("two flags", lambda v: isinstance(v, list) and len(v) == 2)),
 }
 """Of those that an exchange has; no exchange has all."""
 HOST = {

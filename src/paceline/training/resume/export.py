@@ -184,8 +184,7 @@ def _parameters(resumed: Resumed) -> Vector:
 
 def _centre_of_weights(spec: Tree, exchange: Tree) -> Vector | None:
     """Where the rule has one that every worker knows."""
-    rule: Any = make_rule(spec)
-    rule = getattr(rule, "resolve", rule)
+    rule = make_rule(spec).resolve(lossy=False)
     if not isinstance(rule, WeightRule) or exchange.get("state") is None:
         return None
     return rule.centre(exchange["state"])

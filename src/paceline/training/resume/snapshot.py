@@ -131,12 +131,12 @@ def _take_up_counts(run: TrainingRun, resumed: Resumed) -> None:
     if not run.exchange.asynchronous:
         place.leg, place.taken, same_leg = resumed.leg(samples, run.world.size, batch_size)
         place.ended = same_leg and own["ended"]
-        if not same_leg and "put_off" in own["exchange"]:
-            own["exchange"]["put_off"] = None  # who had no more batches may have some now
+        if not same_leg and "deferred" in own["exchange"]:
+            own["exchange"]["deferred"] = None  # who had no more batches may have some now
     place.loss_sum, place.left_out = resumed.share("loss_sum"), resumed.share("left_out")
     place.before_s = own["seconds"]
+    run.exchange.restore(own["exchange"], resumed.same_ranks)
     if resumed.same_ranks:
-        run.exchange.restore(own["exchange"])
         accept_generator_states(own["generators"])
         for name in _COUNTS:
             setattr(run.clock, name, own["counts"][name])
@@ -144,7 +144,6 @@ def _take_up_counts(run: TrainingRun, resumed: Resumed) -> None:
         worker.stepper.steps = run.clock.step
         worker.watch.put_back(TimeSplit(**own["time"]))
     else:
-        run.exchange.restore_shared(own["exchange"])
         worker.stepper.steps = run.clock.step
         seed = run.config.seed + 1_000_003 * run.world.rank + 7_919 * (run.clock.step + 1)
         seed_generators(seed)  # those of the first steps would come again

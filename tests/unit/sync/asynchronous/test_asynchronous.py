@@ -69,8 +69,8 @@ def reference_downpour(script, push_every, pull_every, weigh, most=10**9, rate=1
 @pytest.mark.parametrize("every", [1, 3])
 def test_easgd(place, every):
     ranks, nodes, servers = place
-    rule = EASGD(every=every, beta=0.6, servers=servers)
-    course, result = play(rule, SCRIPT, ranks, nodes)
+    rule = EASGD(every=every, beta=0.6)
+    course, result = play(rule, SCRIPT, ranks, nodes, {"servers": servers})
     expected, centre = reference_easgd(SCRIPT, lambda step: 0.6 / 3, every)
     assert course == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert result == pytest.approx(centre, rel=1e-5, abs=1e-6)
@@ -105,8 +105,8 @@ def test_easgd_with_a_force_that_changes():
 def test_downpour(place, settings, weigh):
     ranks, nodes, servers = place
     optimizer = {"name": "momentum", "lr": 0.5, "momentum": 0.4}
-    rule = Downpour(servers=servers, server_optimizer=optimizer, **settings)
-    course, result = play(rule, SCRIPT, ranks, nodes)
+    rule = Downpour(server_optimizer=optimizer, **settings)
+    course, result = play(rule, SCRIPT, ranks, nodes, {"servers": servers})
     often = {key: settings.get(key, 1) for key in ("push_every", "pull_every")}
     most = settings.get("max_staleness", 10**9)
     expected, centre = reference_downpour(
@@ -127,8 +127,8 @@ def test_the_servers_optimizer_is_the_one_that_was_asked_for():
 @every_place
 def test_what_is_not_pushed_yet_is_pushed_when_a_worker_leaves(place):
     ranks, nodes, servers = place
-    rule = Downpour(push_every=100, pull_every=100, servers=servers)
-    _, result = play(rule, SCRIPT, ranks, nodes)
+    rule = Downpour(push_every=100, pull_every=100)
+    _, result = play(rule, SCRIPT, ranks, nodes, {"servers": servers})
     alone = [[0.0] * 3 for _ in range(3)]
     for worker in SCRIPT:
         alone[worker] = step(np.array(alone[worker], np.float32), worker)

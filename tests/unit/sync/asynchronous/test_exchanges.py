@@ -1,4 +1,4 @@
-"""Exchanges of workers that go at their own pace: overlap, wires, refusals, failures."""
+"""Exchanges of asynchronous rules: overlap, wires, refusals, failures."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from paceline.errors import ConfigError, DataError, TrainingError, WorldError
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import EASGD, Downpour, Gossip
-from paceline.sync import ExchangeContext, make_exchange
+from paceline.sync import ExchangeContext, ExchangeSettings, make_exchange
 from paceline.sync.parameter_server.node_centre import NodeCentre
 from paceline.sync.parameter_server.packets import MEET, TRADE
 from paceline.sync.parameter_server.shard_server import ShardServer
@@ -34,7 +34,7 @@ def test_a_rank_alone_with_downpour_is_plain_training_but_for_rounding(tmp_path,
 
 def test_bytes_are_counted_there_and_back(tmp_path):
     """8 parameters and gaps make a vector of 32 float32, 128 bytes; a head has 128 bytes, too."""
-    fit(tmp_path, 2, EASGD(every=1, servers=1), epochs=1)
+    fit(tmp_path, 2, EASGD(every=1), epochs=1, exchange={"servers": 1})
     events = read_events(tmp_path / "run0" / "events")
     exchange = next(event for event in events if event["event"] == "exchange")
     assert exchange["bytes"] == 128 + 128 + 128
@@ -43,14 +43,11 @@ def test_bytes_are_counted_there_and_back(tmp_path):
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("rule", [EASGD(every=1), Downpour()], ids=lambda rule: rule.name)
 def test_wires_round_and_shrink(tmp_path, rule, servers):
-    settings = {key: value for key, value in vars(rule).items() if key not in ("servers", "wire")}
-
     def run(wire):
         folder = tmp_path / wire
         folder.mkdir()
-        result = fit(
-            folder, servers + 1, type(rule)(**settings, servers=servers, wire=wire), epochs=8
-        )
+        exchange = {"servers": servers, "wire": wire}
+        result = fit(folder, servers + 1, rule, epochs=8, exchange=exchange)
         events = read_events(folder / "run0" / "events")
         return weights(result.model), sum(e["bytes"] for e in events if e["event"] == "exchange")
 
@@ -64,20 +61,20 @@ def test_wires_round_and_shrink(tmp_path, rule, servers):
 
 def test_gossip_in_a_wire_format(tmp_path):
     exact, near = (
-        fit(tmp_path, 2, Gossip(probability=1.0, wire=wire), epochs=80, momentum=0.0)
+        fit(tmp_path, 2, Gossip(probability=1.0), epochs=80, momentum=0.0, exchange={"wire": wire})
         for wire in ("float32", "int8")
     )
     assert weights(near.model) == pytest.approx(weights(exact.model), abs=0.1)
 
 
 def test_a_wire_without_anything_sent_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"nothing is sent\. Leave it out, or set rule.servers=1"):
-        fit(tmp_path, 2, EASGD(wire="int8"))
+    with pytest.raises(ConfigError, match=r"nothing is sent\. Omit it, or set exchange.servers=1"):
+        fit(tmp_path, 2, EASGD(), exchange={"wire": "int8"})
 
 
 def test_a_force_that_swaps_replica_and_centre_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="the elastic force is 1 for 1 worker, expected less"):
-        fit(tmp_path, 2, EASGD(beta=1.0, servers=1))
+        fit(tmp_path, 2, EASGD(beta=1.0), exchange={"servers": 1})
 
 
 def test_an_own_loop_says_where_the_centre_lies(caplog):
@@ -104,13 +101,13 @@ def test_a_server_does_not_train_in_an_own_loop():
     def program(world):
         model = build()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with keep_pace(model, optimizer, rule=EASGD(servers=1)) as pace:
+        with keep_pace(model, optimizer, "easgd", exchange={"servers": 1}) as pace:
             batches = shard(data(), BATCH)
             assert len(list(batches)) == (world.rank in pace.workers) * len(batches)
             if world.rank == 1:
                 optimizer.step()
 
-    with pytest.raises(TrainingError, match=r"rank 1 is a server by rule.servers and does not"):
+    with pytest.raises(TrainingError, match=r"rank 1 is a server by exchange.servers and does"):
         run_world(2, program)
 
 
@@ -119,8 +116,8 @@ def test_two_models_have_a_centre_each():
         first, second = build(), build()
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
         with (
-            keep_pace(first, optimizers[0], rule=EASGD(every=1, servers=1)),
-            keep_pace(second, optimizers[1], rule=Downpour(servers=1)),
+            keep_pace(first, optimizers[0], EASGD(every=1), exchange={"servers": 1}),
+            keep_pace(second, optimizers[1], Downpour(), exchange={"servers": 1}),
         ):
             batches = shard(data(), BATCH, to=torch.from_numpy)
             for x, y in (pair for _ in range(6) for pair in batches):
@@ -151,8 +148,8 @@ def test_statistics_of_servers_do_not_count(tmp_path):
 
     def program(world):
         return Trainer(
-            Net, data(), world=world, rule=EASGD(servers=1), epochs=1, loss="mse", progress="off",
-            data={"batch_size": BATCH}, run_dir=str(tmp_path / "run"),
+            Net, data(), world=world, rule=EASGD(), epochs=1, loss="mse", progress="off",
+            exchange={"servers": 1}, data={"batch_size": BATCH}, run_dir=str(tmp_path / "run"),
         ).fit()  # fmt: skip
 
     for result in run_world(3, program):
@@ -197,7 +194,7 @@ def take_steps(world, overlap, number, then=lambda: None):
     """So many steps of a loop that exchanges after its fourth, and something after each."""
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with keep_pace(model, optimizer, rule=EASGD(every=4, overlap=overlap)):
+    with keep_pace(model, optimizer, rule=EASGD(every=4), exchange={"overlap": overlap}):
         for _ in range(number):
             for parameter in model.parameters():
                 parameter.grad = torch.ones_like(parameter)
@@ -261,7 +258,7 @@ def test_a_server_that_fails_ends_the_run(tmp_path, monkeypatch, capsys, kind):
     monkeypatch.setattr(EASGD, "absorb", broken)
     began = time.monotonic()
     with pytest.raises(WorldError, match="rank 2 aborted the world"):
-        fit(tmp_path, 3, EASGD(servers=1, every=1))
+        fit(tmp_path, 3, EASGD(every=1), exchange={"servers": 1})
     assert time.monotonic() - began < 60
     assert "the centre is unwell" in capsys.readouterr().err
 
@@ -273,9 +270,10 @@ def test_a_worker_that_fails_ends_the_others(tmp_path):
                 raise ZeroDivisionError("worker one is unwell")
 
     began = time.monotonic()
-    for name, (rule, ranks) in RULES.items():
+    for name, (rule, exchange, ranks) in RULES.items():
+        unwell = [[Unwell()]] * ranks
         with pytest.raises(ZeroDivisionError, match="worker one"):
-            count_through(tmp_path / name, rule, ranks, callbacks=[[Unwell()]] * ranks)
+            count_through(tmp_path / name, rule, ranks, callbacks=unwell, exchange=exchange)
     assert time.monotonic() - began < 100
 
 
@@ -287,8 +285,9 @@ def test_too_little_node_memory_puts_the_centre_on_the_workers(tmp_path, monkeyp
         monkeypatch.setattr(world, "node_memory", none_left)
         replica = NumpyReplica({"w": np.zeros(40)}, lambda arrays, batch: (0.0, arrays))
         exchange = make_exchange(world, replica, EASGD(every=1))
+        context = ExchangeContext(1, ExchangeSettings(servers=0))
         with pytest.raises(WorldError, match="7 bytes"):
-            make_exchange(world, replica, EASGD(servers=0), ExchangeContext(number=1))
+            make_exchange(world, replica, EASGD(), context)
         exchange.leave(Stopwatch())
         return exchange.describe()
 
@@ -302,16 +301,16 @@ def test_a_run_that_failed_does_not_disturb_the_next(tmp_path):
             def on_train_begin(self, trainer):
                 raise ZeroDivisionError
 
-        def run(name, rule=EASGD(every=1, servers=1), **settings):  # noqa: B008
+        def run(name, rule=EASGD(every=1), **settings):  # noqa: B008
             return Trainer(
                 build, data(), world=world, rule=rule, epochs=3, loss="mse",
-                progress="off", run_dir=str(tmp_path / name), **settings,
+                exchange={"servers": 1}, progress="off", run_dir=str(tmp_path / name), **settings,
             ).fit()  # fmt: skip
 
         with pytest.raises(ZeroDivisionError):
             run("first", callbacks=[Unwell()])
         with pytest.raises(ConfigError, match="elastic force"):
-            run("second", EASGD(beta=1.0, servers=1))
+            run("second", EASGD(beta=1.0))
         return len(run("third").history)
 
     assert run_world(2, program) == [3, 3]
@@ -323,11 +322,11 @@ def test_a_loop_that_failed_serves_nobody():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with (
             pytest.raises(ZeroDivisionError),
-            keep_pace(model, optimizer, rule=EASGD(servers=1)),
+            keep_pace(model, optimizer, "easgd", exchange={"servers": 1}),
         ):
             raise ZeroDivisionError
         world.barrier()
-        return [t.name for t in threading.enumerate() if t.name == "paceline-host"]
+        return [t.name for t in threading.enumerate() if t.name == "paceline-server"]
 
     assert run_world(2, program) == [[], []]
 
@@ -339,25 +338,25 @@ def test_rounding_of_a_model_is_not_pushed(overlap):
     def program(world):
         model = nn.Linear(40, 40, bias=False).to(torch.bfloat16)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        rule = Downpour(overlap=overlap, server_optimizer={"name": "sgd", "lr": 0.3})
-        with keep_pace(model, optimizer, rule=rule) as pace:
-            start = pace._exchange.centre().copy()
+        rule = Downpour(server_optimizer={"name": "sgd", "lr": 0.3})
+        with keep_pace(model, optimizer, rule=rule, exchange={"overlap": overlap}) as pace:
+            start = pace._exchange.common_weights().copy()
             world.barrier()
             for step in range(40):
                 for parameter in model.parameters():
                     parameter.grad = torch.full_like(parameter, 0.01 if step == 0 else 0.0)
                 optimizer.step()
             world.barrier()
-            return start, pace._exchange.centre().copy()
+            return start, pace._exchange.common_weights().copy()
 
     for start, end in run_world(3, program):
         assert np.abs(end - start).max() < 0.02  # three pushes of 0.3 * 0.01, and their rounding
 
 
-@pytest.mark.parametrize("rule", [EASGD(servers=5), Downpour(servers=1)], ids=lambda r: r.name)
-def test_servers_need_ranks(tmp_path, rule):
+@pytest.mark.parametrize(("rule", "servers"), [("easgd", 5), ("downpour", 1)])
+def test_servers_need_ranks(tmp_path, rule, servers):
     with pytest.raises(ConfigError, match="so none is left to train"):
-        fit(tmp_path, 1, rule)
+        fit(tmp_path, 1, rule, exchange={"servers": servers})
 
 
 @pytest.mark.parametrize("rule", ["average", EASGD(every=1), Gossip(probability=1.0)], ids=str)
@@ -392,9 +391,9 @@ def test_an_exchange_under_way_ends_with_the_rank_that_gives_up(monkeypatch, nod
             world.node_ranks = (world.rank,)
         model = build()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        rule = EASGD(every=1, overlap=True, servers=0 if nodes else 1)
+        rule, exchange = EASGD(every=1), {"overlap": True, "servers": 0 if nodes else 1}
         try:
-            with keep_pace(model, optimizer, rule=rule, world=world) as pace:
+            with keep_pace(model, optimizer, rule, exchange=exchange, world=world) as pace:
                 if world.rank in pace.workers:
                     optimizer.step()
                 raise ZeroDivisionError

@@ -7,6 +7,7 @@ from paceline.comm import SoloWorld
 from paceline.errors import WorldError
 from paceline.rules import EASGD
 from paceline.sync.parameter_server.node_centre import NodeCentre
+from paceline.sync.parameter_server.spec import CentreSpec
 
 
 class Full(SoloWorld):
@@ -16,5 +17,5 @@ class Full(SoloWorld):
 
 def test_the_advice_names_what_rules_with_a_centre_have():
     weights = np.ones(3, np.float32)
-    with pytest.raises(WorldError, match=r"Enlarge /dev/shm; rule\.servers=1 holds the centre in"):
-        NodeCentre(Full(), EASGD(), weights, 0, 1)
+    with pytest.raises(WorldError, match=r"Enlarge /dev/shm; exchange\.servers=1 holds the"):
+        NodeCentre(Full(), CentreSpec(EASGD(), "float32", 0, 1, None), weights)

@@ -6,6 +6,7 @@ from paceline.comm import run_world
 from paceline.rules import Downpour
 from paceline.sync.parameter_server.ledger import WorkerReport
 from paceline.sync.parameter_server.node_centre import CHUNK_ELEMENTS, NodeCentre
+from paceline.sync.parameter_server.spec import CentreSpec
 from paceline.sync.parameter_server.worker_port import InPlacePort
 
 WORKERS, PUSHES, SIZE = 4, 60, 3 * CHUNK_ELEMENTS + 17
@@ -17,7 +18,7 @@ def test_no_push_is_lost_however_many_come_at_once():
 
     def program(world):
         weights = np.zeros(SIZE, np.float32)
-        centre = NodeCentre(world, rule, weights, world.rank, batches=0)
+        centre = NodeCentre(world, CentreSpec(rule, "float32", 0, 0, None), weights)
         state = rule.init_worker(weights)
         for push in range(1, PUSHES + 1):
             weights -= 1.0

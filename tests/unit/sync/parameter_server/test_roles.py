@@ -25,8 +25,8 @@ def roles_on(nodes, servers):
     ("nodes", "servers", "workers", "hosts", "words"),
     [
         (ONE_NODE, None, (0, 1, 2, 3), (), "in the node's memory (all ranks share it)"),
-        (ONE_NODE, 0, (0, 1, 2, 3), (), "in the node's memory (as rule.servers says)"),
-        (ONE_NODE, 1, (0, 1, 2), (3,), "3 workers, server 3 (as rule.servers says)"),
+        (ONE_NODE, 0, (0, 1, 2, 3), (), "in the node's memory (as exchange.servers says)"),
+        (ONE_NODE, 1, (0, 1, 2), (3,), "3 workers, server 3 (as exchange.servers says)"),
         (ONE_NODE, 3, (0,), (1, 2, 3), "1 workers, servers 1, 2, 3"),
         (TWO_NODES, None, (0, 1, 3, 4), (2, 5), "servers 2, 5 (one rank on each of 2 nodes)"),
         (TWO_NODES, 1, (0, 1, 3, 4, 5), (2,), "server 2"),
@@ -43,5 +43,5 @@ def test_roles(nodes, servers, workers, hosts, words):
 
 
 def test_somebody_must_train():
-    with pytest.raises(ConfigError, match=r"rule\.servers is 4 and there are 4 ranks"):
+    with pytest.raises(ConfigError, match=r"exchange\.servers is 4 and there are 4 ranks"):
         roles_on(ONE_NODE, 4)

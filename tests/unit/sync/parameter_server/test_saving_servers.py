@@ -8,7 +8,7 @@ from paceline.comm import run_world
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch
 from paceline.rules import EASGD
-from paceline.sync import ExchangeContext, make_exchange
+from paceline.sync import ExchangeContext, ExchangeSettings, make_exchange
 
 
 def test_a_wish_to_save_waits_for_its_place():
@@ -16,11 +16,13 @@ def test_a_wish_to_save_waits_for_its_place():
 
     def program(world):
         replica = NumpyReplica({"w": np.zeros(4)}, lambda arrays, batch: (0.0, arrays))
-        exchange = make_exchange(world, replica, EASGD(servers=1), ExchangeContext(number=1))
+        exchange = make_exchange(
+            world, replica, EASGD(), ExchangeContext(1, ExchangeSettings(servers=1))
+        )
         if world.rank == 0:
             exchange._centre.save(7)
         else:
-            (asked,) = exchange._centre._host._expected
+            (asked,) = exchange._centre._server._expected
             end = time.monotonic() + 60
             while not asked.done():
                 assert time.monotonic() < end

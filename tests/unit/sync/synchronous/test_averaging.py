@@ -77,14 +77,6 @@ def test_how_often_changes_the_course_and_the_bytes(tmp_path):
     assert bytes_sent(often) == 4 * bytes_sent(seldom) > 0
 
 
-def test_bsp_of_weights_is_averaging_every_few_steps(tmp_path):
-    for every in (1, 3):
-        bsp = fit(tmp_path, 3, {"name": "bsp", "what": "weights", "every": every})
-        expected = reference(3, lambda step, every=every: step % every == 0)
-        assert weights(bsp.model) == pytest.approx(expected, abs=1e-6)
-        assert bsp.summary["rule"] == "bsp"
-
-
 def test_every_step_without_momentum_is_bsp(tmp_path):
     averaged = fit(tmp_path, 2, {"name": "average", "every": 1}, momentum=0.0)
     bsp = fit(tmp_path, 2, "bsp", momentum=0.0)

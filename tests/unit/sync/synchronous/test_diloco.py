@@ -83,7 +83,7 @@ def test_the_centre_is_validated_and_workers_go_on_where_they_were(tmp_path):
 
     class Look(paceline.Callback):
         def on_validation_end(self, trainer, logs):
-            centre = trainer._exchange.centre()
+            centre = trainer._exchange.common_weights()
             seen.append((trainer.world.rank, logs["val_loss"], centre.copy()))
 
     settings = {"name": "diloco", "every": 100, "fragments": 3}

@@ -14,11 +14,11 @@ from paceline.data.builtin import digits
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import BSP
-from paceline.sync import make_exchange
-from paceline.sync.synchronous.message import Contribution, StepMessage
+from paceline.sync import Contribution, ExchangeContext, ExchangeSettings, make_exchange
+from paceline.sync.synchronous.message import StepMessage
 from paceline.training.trainer import Trainer
 
-POWER = {"name": "bsp", "wire": "powersgd", "rank": 4}
+POWER = {"wire": "powersgd", "powersgd_rank": 4}
 
 
 def network():
@@ -29,12 +29,12 @@ def network():
     return model
 
 
-def train(folder, rule, ranks=2, epochs=2):
+def train(folder, exchange, ranks=2, epochs=2):
     def program(world):
         return Trainer(
-            network, digits.load("train"), digits.load("validation"), world=world, rule=rule,
+            network, digits.load("train"), digits.load("validation"), world=world, rule="bsp",
             epochs=epochs, progress="off", data={"batch_size": 64}, run_dir=str(folder),
-            share=False, optimizer={"lr": 0.01},
+            exchange={"share": False, **exchange}, optimizer={"lr": 0.01},
         ).fit()  # fmt: skip
 
     results = run_world(ranks, program) if ranks > 1 else [program(SoloWorld())]
@@ -50,7 +50,7 @@ def bytes_of(result):
 
 
 def test_digits_are_learned_as_well_in_fewer_bytes(tmp_path):
-    plain, power = (train(tmp_path / n, r) for n, r in (("plain", "bsp"), ("power", POWER)))
+    plain, power = (train(tmp_path / n, r) for n, r in (("plain", {}), ("power", POWER)))
     accuracy = plain.summary["val_accuracy"]
     assert accuracy > 0.88
     assert power.summary["val_accuracy"] > accuracy - 0.01
@@ -63,7 +63,7 @@ def test_digits_are_learned_as_well_in_fewer_bytes(tmp_path):
 def test_the_rank_matters_and_a_run_repeats(tmp_path):
     """The default is 4."""
     courses = [
-        train(tmp_path / str(rank), BSP(wire="powersgd", rank=rank), epochs=1)
+        train(tmp_path / str(rank), {"wire": "powersgd", "powersgd_rank": rank}, epochs=1)
         for rank in (1, 4, None)
     ]
     one, four, unsaid = (weights(result.model).tobytes() for result in courses)
@@ -72,16 +72,18 @@ def test_the_rank_matters_and_a_run_repeats(tmp_path):
 
 
 def test_alone_nothing_is_factored(tmp_path):
-    plain, power = (train(tmp_path / n, r, 1, 1) for n, r in (("plain", "bsp"), ("power", POWER)))
+    plain, power = (train(tmp_path / n, r, 1, 1) for n, r in (("plain", {}), ("power", POWER)))
     assert weights(power.model).tobytes() == weights(plain.model).tobytes()
     assert bytes_of(power) == 0
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_model_without_large_matrices_trains_as_ever(tmp_path, ranks):
-    plain, power = (fit(tmp_path, ranks, rule, share=False) for rule in ("bsp", POWER))
+    plain, power = (
+        fit(tmp_path, ranks, "bsp", exchange={"share": False, **how}) for how in ({}, POWER)
+    )
     assert weights(power.model).tobytes() == weights(plain.model).tobytes()
-    assert own_loop(POWER, ranks).tobytes() == own_loop("bsp", ranks).tobytes()
+    assert own_loop("bsp", ranks, exchange=POWER).tobytes() == own_loop("bsp", ranks).tobytes()
 
 
 def test_a_users_loop_takes_it():
@@ -94,7 +96,7 @@ def test_a_users_loop_takes_it():
         model.weight.data = torch.zeros(24, 20)
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         losses = []
-        with paceline.keep_pace(model, optimizer, rule=paceline.BSP(wire="powersgd", rank=4)):
+        with paceline.keep_pace(model, optimizer, exchange=POWER):
             for x in torch.from_numpy(inputs[world.rank]):
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(x), x @ torch.from_numpy(wanted))
@@ -113,7 +115,8 @@ def exchange_once(parts, gradients, rank=2):
 
     def program(world):
         replica = NumpyReplica({"w": np.zeros((20, 30)), "b": np.zeros(20)}, lambda *_: (0.0, {}))
-        exchange = make_exchange(world, replica, BSP(wire="powersgd", rank=rank))
+        settings = ExchangeSettings(wire="powersgd", powersgd_rank=rank)
+        exchange = make_exchange(world, replica, BSP(), ExchangeContext(settings=settings))
         vector, _ = replica.collect_gradients()
         replica.layout.gather(gradients[world.rank], vector)
         exchange.before_step(parts[world.rank], Stopwatch())

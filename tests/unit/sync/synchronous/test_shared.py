@@ -79,7 +79,7 @@ def loop(
         trained = [{"params": parts[:2]}, {"params": parts[2:], "lr": 0.003}] if groups else parts
         optimizer = make(trained)
         batches = shard(data(), BATCH, to=torch.from_numpy)
-        with keep_pace(model, optimizer, clip_norm=clip_norm, share=share) as pace:
+        with keep_pace(model, optimizer, clip_norm=clip_norm, exchange={"share": share}) as pace:
             kind = type(pace._exchange)
             for _ in range(2):
                 for x, y in batches:
@@ -151,7 +151,7 @@ def test_a_state_that_was_loaded_is_gone_on_with():
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
-        with keep_pace(model, optimizer, share=share):
+        with keep_pace(model, optimizer, exchange={"share": share}):
             for _ in range(3):
                 optimizer.zero_grad()
                 nn.functional.mse_loss(model(x), y).backward()
@@ -166,7 +166,7 @@ def test_a_node_keeps_one_copy_of_the_parameters():
     def program(world):
         model = build()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with keep_pace(model, optimizer, share=True):
+        with keep_pace(model, optimizer):
             inside = model.weight.data_ptr()
             optimizer.step()
         return inside, model.weight.data_ptr()
@@ -193,7 +193,7 @@ def test_what_cannot_be_divided_is_not_shared(make, dtype):
     def program(world):
         model = build().to(dtype)
         optimizer = make(model.parameters())
-        with keep_pace(model, optimizer, share=True) as pace:
+        with keep_pace(model, optimizer) as pace:
             optimizer.step()
             return type(pace._exchange)
 
@@ -227,7 +227,7 @@ def test_clipping_sees_the_gradient_of_all_nodes(nodes, small_buckets):
     assert clipped[0][0] == pytest.approx(plain[0][0], abs=1e-6)
 
 
-def fit_on(tmp_path, nodes, share, **settings):
+def fit_on(tmp_path, nodes, exchange=None, **settings):
     """Train with the Trainer, which lets gradients travel during backward."""
     folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
     early = []
@@ -235,7 +235,8 @@ def fit_on(tmp_path, nodes, share, **settings):
     def program(world):
         settle(world, nodes)
         trainer = Trainer(
-            Net, data(), world=world, epochs=2, loss="mse", progress="off", share=share,
+            Net, data(), world=world, epochs=2, loss="mse", progress="off",
+            exchange=exchange or {},
             optimizer={"lr": 0.02, "momentum": 0.9}, data={"batch_size": BATCH},
             run_dir=str(folder), **settings,
         )  # fmt: skip
@@ -258,9 +259,9 @@ def fit_on(tmp_path, nodes, share, **settings):
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
 def test_buckets_travel_while_backward_still_runs(nodes, accumulate, tmp_path, small_buckets):
-    plain, exchange, _ = fit_on(tmp_path, nodes, share=False, accumulate=accumulate)
+    plain, exchange, _ = fit_on(tmp_path, nodes, {"share": False}, accumulate=accumulate)
     assert type(exchange) is GradientExchange
-    shared, exchange, early = fit_on(tmp_path, nodes, share=True, accumulate=accumulate)
+    shared, exchange, early = fit_on(tmp_path, nodes, accumulate=accumulate)
     assert type(exchange) is SharedParametersExchange
     assert shared == pytest.approx(plain, abs=1e-6)
     assert max(early) > 0
@@ -278,7 +279,7 @@ def own_loop_on(nodes, act=lambda pace, step: None, backwards=1, **options):
                 optimizer.zero_grad()
                 for _ in range(backwards):
                     nn.functional.mse_loss(model(x), y).backward()
-                early.append(pace._exchange._courier._handed_in)
+                early.append(pace._exchange._sums._sender._handed_in)
                 act(pace, step)
                 optimizer.step()
         return weights(model), early
@@ -289,7 +290,7 @@ def own_loop_on(nodes, act=lambda pace, step: None, backwards=1, **options):
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
 def test_an_own_loop_overlaps_if_asked(nodes, small_buckets):
     (plain, none), (overlapped, early) = (
-        own_loop_on(nodes, overlap=overlap)[0] for overlap in (False, True)
+        own_loop_on(nodes, exchange={"overlap": overlap})[0] for overlap in (False, True)
     )
     assert overlapped.tobytes() == plain.tobytes()
     assert max(none) == 0
@@ -299,19 +300,22 @@ def test_an_own_loop_overlaps_if_asked(nodes, small_buckets):
 def test_what_comes_after_gradients_have_left_is_an_error(small_buckets):
     nodes = NODES["one each"]
     with pytest.raises(TrainingError, match="several backwards"):
-        own_loop_on(nodes, backwards=2, overlap=True)
+        own_loop_on(nodes, backwards=2, exchange={"overlap": True})
     with pytest.raises(TrainingError, match=r"before loss\.backward"):
-        own_loop_on(nodes, act=lambda pace, step: pace.weigh(2.0), overlap=True)
+        own_loop_on(nodes, act=lambda pace, step: pace.weigh(2.0), exchange={"overlap": True})
     own_loop_on(nodes, act=lambda pace, step: pace.weigh(2.0), backwards=2)
 
 
-@pytest.mark.parametrize("wrong", [{"rule": "average"}, {"share": False}], ids=str)
-def test_overlap_where_nothing_could_is_an_error(wrong):
+@pytest.mark.parametrize(
+    ("rule", "wrong", "message"),
+    [("average", {}, "overlap set, which has no effect"), ("bsp", {"share": False}, "omit one of")],
+)
+def test_overlap_where_nothing_could_is_an_error(rule, wrong, message):
     model = build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
-        pytest.raises(ConfigError, match="overlap is for gradients"),
-        keep_pace(model, optimizer, overlap=True, world=SoloWorld(), **wrong),
+        pytest.raises(ConfigError, match=message),
+        keep_pace(model, optimizer, rule, exchange={"overlap": True, **wrong}, world=SoloWorld()),
     ):
         pass
 
@@ -319,14 +323,13 @@ def test_overlap_where_nothing_could_is_an_error(wrong):
 @pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("nodes", NODES.values(), ids=NODES)
 def test_formats_of_the_wire_are_for_what_goes_between_nodes(nodes, wire, tmp_path, small_buckets):
-    exact, exchange, _ = fit_on(tmp_path, nodes, share=True)
-    rule = {"name": "bsp", "wire": wire}
-    coded, coding, _ = fit_on(tmp_path, nodes, share=True, rule=rule)
+    exact, exchange, _ = fit_on(tmp_path, nodes)
+    coded, coding, _ = fit_on(tmp_path, nodes, {"wire": wire})
     assert coded.tobytes() != exact.tobytes()
     assert coded == pytest.approx(exact, abs=0.03)
     assert coding.bytes_sent < 0.8 * exchange.bytes_sent
-    inside, _, _ = fit_on(tmp_path, [(0, 1)], share=True, rule=rule)
-    assert inside.tobytes() == fit_on(tmp_path, [(0, 1)], share=True)[0].tobytes()
+    inside, _, _ = fit_on(tmp_path, [(0, 1)], {"wire": wire})
+    assert inside.tobytes() == fit_on(tmp_path, [(0, 1)])[0].tobytes()
 
 
 def test_the_state_is_whole_inside_the_block_and_what_is_loaded_counts():
@@ -340,7 +343,7 @@ def test_the_state_is_whole_inside_the_block_and_what_is_loaded_counts():
             nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
 
-        with keep_pace(model, optimizer, share=share):
+        with keep_pace(model, optimizer, exchange={"share": share}):
             step()
             step()
             saved = copy.deepcopy(optimizer.state_dict())
@@ -390,7 +393,7 @@ def test_schedulers_and_hooks_of_others_go_on_working(when, recwarn):
         scheduler = make() if when == "before" else None
         if hook:
             optimizer.register_step_post_hook(lambda *_: calls.append(1))
-        with keep_pace(model, optimizer, share=share):
+        with keep_pace(model, optimizer, exchange={"share": share}):
             scheduler = scheduler or make()
             for _ in range(3):
                 optimizer.zero_grad()
@@ -419,7 +422,7 @@ def test_a_closure_is_refused(share):
     def program(world):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with keep_pace(model, optimizer, share=share):
+        with keep_pace(model, optimizer, exchange={"share": share}):
             optimizer.step(lambda: 0.0)
 
     with pytest.raises(TrainingError, match="closure"):
@@ -432,7 +435,7 @@ def test_parameters_changed_by_hand_are_refused(by):
         model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         x, y = map(torch.from_numpy, data())
-        with keep_pace(model, optimizer, share=True):
+        with keep_pace(model, optimizer):
             for _ in range(2):
                 nn.functional.mse_loss(model(x), y).backward()
                 optimizer.step()
@@ -440,7 +443,7 @@ def test_parameters_changed_by_hand_are_refused(by):
                     weight = model.first.weight
                     (weight.data if by == "data" else weight).mul_(0.9)
 
-    with pytest.raises(TrainingError, match="share=False"):
+    with pytest.raises(TrainingError, match=r"share.: False"):
         run_world(2, program)
 
 
@@ -452,7 +455,7 @@ def test_too_little_memory_is_said_and_got_along_with(monkeypatch, caplog):
         monkeypatch.setattr(world, "node_memory", none_left)
         model = build()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with keep_pace(model, optimizer, share=True) as pace:
+        with keep_pace(model, optimizer) as pace:
             optimizer.step()
             return type(pace._exchange)
 
@@ -462,7 +465,7 @@ def test_too_little_memory_is_said_and_got_along_with(monkeypatch, caplog):
 
 def test_the_trainer_shares_and_accumulates(tmp_path, monkeypatch):
     shared = fit(tmp_path, 2, "bsp", accumulate=2, clip_norm=1.0)
-    monkeypatch.setattr("paceline.sync.can_share", lambda *_: False)
+    monkeypatch.setattr("paceline.sync.synchronous.shared.can_share", lambda *_: False)
     plain = fit(tmp_path, 2, "bsp", accumulate=2, clip_norm=1.0)
     assert weights(shared.model) == pytest.approx(weights(plain.model), abs=1e-6)
 
@@ -472,8 +475,8 @@ def test_models_in_other_blocks_are_told_apart():
         first, second = build(), build()
         optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (first, second)]
         with (
-            keep_pace(first, optimizers[0], share=True),
-            keep_pace(second, optimizers[1], share=True),
+            keep_pace(first, optimizers[0]),
+            keep_pace(second, optimizers[1]),
         ):
             for which in (*optimizers, optimizers[world.rank]):
                 for group in which.param_groups:

@@ -12,14 +12,14 @@ from paceline.comm.allreduce.coded import make_sums
 from paceline.comm.wire import ErrorFeedback
 from paceline.errors import ConfigError
 from paceline.observe import Stopwatch, read_events
-from paceline.rules import make_rule
-from paceline.rules.checks import WIRES
-from paceline.sync.synchronous.message import Contribution, StepMessage, StepOutcome
+from paceline.sync.interface import Contribution, StepOutcome
+from paceline.sync.settings import WIRES
+from paceline.sync.synchronous.message import StepMessage
 
 LOSSY = [wire for wire in WIRES if wire != "float32"]
 RULES = [
     {"name": "bsp"},
-    {"name": "bsp", "what": "weights", "every": 2},
+    {"name": "average", "every": 2},
     {"name": "average", "every": 3},
     {"name": "average", "every": 3, "start_after": 5},
     {"name": "diloco", "every": 2, "fragments": 2},
@@ -43,7 +43,7 @@ def every_rank_on_a_node_of_its_own(monkeypatch):
         self.node_ranks = (rank,)
 
     monkeypatch.setattr(ThreadWorld, "__init__", apart)
-    monkeypatch.setattr("paceline.sync.can_share", lambda *_: False)
+    monkeypatch.setattr("paceline.sync.synchronous.shared.can_share", lambda *_: False)
 
 
 def bytes_of(result):
@@ -58,7 +58,7 @@ def test_the_course_is_near_that_of_float32(tmp_path, rule):
     exact = fit(tmp_path, 2, rule)
     seen = {weights(exact.model).tobytes()}
     for name in LOSSY:
-        result = fit(tmp_path, 2, rule | {"wire": name})
+        result = fit(tmp_path, 2, rule, exchange={"wire": name})
         assert weights(result.model) == pytest.approx(weights(exact.model), abs=NEAR[name])
         assert len(bytes_of(result)) == len(bytes_of(exact))
         seen.add(weights(result.model).tobytes())
@@ -67,7 +67,8 @@ def test_the_course_is_near_that_of_float32(tmp_path, rule):
 
 @every_rule
 def test_float32_is_the_course_without_a_word_about_it(tmp_path, rule):
-    said, unsaid = fit(tmp_path, 2, rule | {"wire": "float32"}), fit(tmp_path, 2, rule)
+    said = fit(tmp_path, 2, rule, exchange={"wire": "float32"})
+    unsaid = fit(tmp_path, 2, rule)
     assert weights(said.model).tobytes() == weights(unsaid.model).tobytes()
     assert bytes_of(said) == bytes_of(unsaid)
 
@@ -75,27 +76,27 @@ def test_float32_is_the_course_without_a_word_about_it(tmp_path, rule):
 @every_wire
 @every_rule
 def test_slices_of_unequal_length(tmp_path, rule, wire):
-    exact, result = (fit(tmp_path, 3, rule | {"wire": name}) for name in ("float32", wire))
+    exact, result = (fit(tmp_path, 3, rule, exchange={"wire": name}) for name in ("float32", wire))
     assert weights(result.model) == pytest.approx(weights(exact.model), abs=4 * NEAR[wire])
 
 
 def test_what_rounding_lost_is_made_good(tmp_path, monkeypatch):
     exact = weights(fit(tmp_path, 3, "bsp").model)
-    with_feedback = weights(fit(tmp_path, 3, {"name": "bsp", "wire": "int8"}).model)
+    with_feedback = weights(fit(tmp_path, 3, "bsp", exchange={"wire": "int8"}).model)
     assert with_feedback == pytest.approx(exact, abs=1e-3)
 
     def encode_and_forget(self, vector, out, at=0):
         self._codec.encode(vector, out)
 
     monkeypatch.setattr(ErrorFeedback, "encode", encode_and_forget)
-    without = weights(fit(tmp_path, 3, {"name": "bsp", "wire": "int8"}).model)
+    without = weights(fit(tmp_path, 3, "bsp", exchange={"wire": "int8"}).model)
     assert without != pytest.approx(exact, abs=1e-3)
 
 
 @every_wire
 @every_rule
 def test_alone_nothing_is_coded(tmp_path, rule, wire):
-    plain, coded = (fit(tmp_path, 1, rule | {"wire": name}) for name in ("float32", wire))
+    plain, coded = (fit(tmp_path, 1, rule, exchange={"wire": name}) for name in ("float32", wire))
     assert weights(coded.model).tobytes() == weights(plain.model).tobytes()
     assert bytes_of(coded) == bytes_of(plain) == []
     if rule["name"] != "diloco":  # which has an outer optimizer, alone too
@@ -114,7 +115,7 @@ def test_alone_nothing_is_coded(tmp_path, rule, wire):
 def test_bytes_of_a_meeting(tmp_path, name, whole, half):
     """A head of 64 bytes, then 32 elements, or 16 in a fragment; in int8 a scale per slice."""
     for rule, expected in zip(RULES, [whole] * 4 + [half], strict=True):
-        sent = bytes_of(fit(tmp_path, 2, rule | {"wire": name}, epochs=1))
+        sent = bytes_of(fit(tmp_path, 2, rule, epochs=1, exchange={"wire": name}))
         assert set(sent) == {expected}, rule
 
 
@@ -159,8 +160,9 @@ def test_where_nobody_gives_anything_nothing_is_coded():
 
 
 def test_an_average_of_differences_keeps_the_other_settings(tmp_path):
-    def course(**settings):
-        return weights(fit(tmp_path, 2, {"name": "average", **settings}).model)
+    def course(wire="float32", **settings):
+        rule = {"name": "average", **settings}
+        return weights(fit(tmp_path, 2, rule, exchange={"wire": wire}).model)
 
     usual = {"every": 3, "start_after": 5, "keep_momentum": False}
     for change in ({}, {"every": 4}, {"start_after": 9}, {"keep_momentum": True}):
@@ -181,11 +183,11 @@ def test_the_centre_is_made_when_workers_begin_to_train_alone(tmp_path):
 
     class Look(paceline.Callback):
         def on_batch_end(self, trainer, step, logs):
-            centre = trainer._exchange.centre()
+            centre = trainer._exchange.common_weights()
             same = centre is not None and np.array_equal(centre, trainer.replica.parameters())
             seen.append((trainer.world.rank, step, centre is not None, same))
 
-    fit(tmp_path, 2, Late(every=3, wire="int8"), callbacks=[Look()], epochs=1)
+    fit(tmp_path, 2, Late(every=3), callbacks=[Look()], epochs=1, exchange={"wire": "int8"})
     for rank in range(2):
         steps = {step: (there, same) for who, step, there, same in seen if who == rank}
         assert [steps[step][0] for step in (1, 3, 4, 5)] == [False, False, True, True]
@@ -197,7 +199,7 @@ def test_a_users_loop_ends_equal_and_near():
     for rule in RULES:
         exact = own_loop(rule, 2)
         for name in LOSSY:
-            result = own_loop(rule | {"wire": name}, 2)
+            result = own_loop(rule, 2, exchange={"wire": name})
             assert result == pytest.approx(exact, abs=2 * NEAR[name])
             assert result.tobytes() != exact.tobytes()
 
@@ -206,6 +208,6 @@ def test_a_users_loop_ends_equal_and_near():
 def test_an_unknown_format_is_named_with_the_valid_ones(tmp_path, name):
     message = "wire is 'int4', expected one of: float32, bfloat16, float16, int8"
     with pytest.raises(ConfigError, match=message):
-        make_rule({"name": name, "wire": "int4"})
+        fit(tmp_path, 1, name, exchange={"wire": "int4"})
     with pytest.raises(ConfigError, match=message):
-        fit(tmp_path, 1, {"name": name, "wire": "int4"})
+        own_loop(name, 1, exchange={"wire": "int4"})

@@ -20,21 +20,21 @@ from paceline.training.trainer import Trainer
 @every_rule
 @pytest.mark.parametrize("prefetch", [0, 3])
 def test_every_sample_is_used_once_per_epoch_and_no_message_is_left(
-    tmp_path, rule, ranks, prefetch
+    tmp_path, rule, exchange, ranks, prefetch
 ):
-    seen, result = count_through(tmp_path, rule, ranks, prefetch=prefetch)
+    seen, result = count_through(tmp_path, rule, ranks, prefetch=prefetch, exchange=exchange)
     assert sorted(all_of(seen)) == sorted(3 * list(range(SAMPLES)))
     assert [record.epoch for record in result.history] == [1, 2, 3]
     assert sum(record.samples for record in result.history) == 3 * SAMPLES
     assert all(record.train_loss == 1.0 for record in result.history)
-    servers = getattr(rule, "servers", None) or 0
+    servers = exchange.get("servers", 0)
     assert [bool(part) for part in seen[ranks - servers :]] == [False] * servers
 
 
 @every_rule
-def test_a_slow_worker_does_less_and_all_end(tmp_path, rule, ranks):
+def test_a_slow_worker_does_less_and_all_end(tmp_path, rule, exchange, ranks):
     delays = [0.001, 0.03, *[0.001] * (ranks - 2)]
-    seen, _ = count_through(tmp_path, rule, ranks, epochs=4, delays=delays)
+    seen, _ = count_through(tmp_path, rule, ranks, epochs=4, delays=delays, exchange=exchange)
     assert sorted(all_of(seen)) == sorted(4 * list(range(SAMPLES)))
     assert 0 < len(seen[1]) < len(seen[0])
 
@@ -51,11 +51,12 @@ class StopAt(Callback):
 
 @every_rule
 @pytest.mark.parametrize("who", [0, 1])
-def test_any_worker_may_stop_all(tmp_path, rule, ranks, who):
+def test_any_worker_may_stop_all(tmp_path, rule, exchange, ranks, who):
     callbacks = [[StopAt(3)] if rank == who else [] for rank in range(ranks)]
     seen, result = count_through(
-        tmp_path, rule, ranks, epochs=50, delays=[0.002] * ranks, callbacks=callbacks, prefetch=2
-    )
+        tmp_path, rule, ranks, epochs=50, delays=[0.002] * ranks, callbacks=callbacks, prefetch=2,
+        exchange=exchange,
+    )  # fmt: skip
     assert len(all_of(seen)) < 10 * SAMPLES
     assert result.summary["stopped"] == "a callback asked for it"
     assert sum(record.samples for record in result.history) == len(all_of(seen))
@@ -72,8 +73,10 @@ def test_a_wish_to_stop_does_not_wait_for_an_exchange(tmp_path):
 
 def test_validation_comes_when_it_is_due(tmp_path):
     """A single worker: rank 0 sees the end of each epoch, and not of several at once."""
-    numbers, rule = np.zeros((4, 1)), EASGD(every=1, servers=1)
-    _, result = count_through(tmp_path, rule, 2, epochs=8, validate_every=3, held_out=numbers)
+    _, result = count_through(
+        tmp_path, EASGD(every=1), 2, epochs=8, validate_every=3, held_out=np.zeros((4, 1)),
+        exchange={"servers": 1},
+    )  # fmt: skip
     validated = [record.epoch for record in result.history if record.val_loss is not None]
     assert validated == [3, 6, 8]
 
@@ -98,24 +101,26 @@ def test_a_schedule_follows_the_clock_of_the_world(tmp_path, rule):
 
 
 @every_rule
-def test_a_target_ends_the_run(tmp_path, rule, ranks):
+def test_a_target_ends_the_run(tmp_path, rule, exchange, ranks):
     seen, result = count_through(
-        tmp_path, rule, ranks, epochs=60, delays=[0.001] * ranks, stop={"target": "train_loss<=1"}
-    )
+        tmp_path, rule, ranks, epochs=60, delays=[0.001] * ranks, stop={"target": "train_loss<=1"},
+        exchange=exchange,
+    )  # fmt: skip
     assert result.summary["stopped"].startswith("target reached: train_loss is 1.0000")
     assert len(all_of(seen)) < 30 * SAMPLES
 
 
 @every_rule
-def test_training_converges_and_all_ranks_have_the_result(tmp_path, rule, ranks):
-    result = fit(tmp_path, ranks, rule, epochs=40, momentum=0.0)  # compares the ranks
+def test_training_converges_and_all_ranks_have_the_result(tmp_path, rule, exchange, ranks):
+    """`fit` compares the ranks."""
+    result = fit(tmp_path, ranks, rule, epochs=40, momentum=0.0, exchange=exchange)
     assert weights(result.model) == pytest.approx([1.0, -2.0, 0.5, 0.0], abs=0.25)
     assert result.history[-1].train_loss < 0.1
 
 
 @every_rule
-def test_an_own_loop_does_the_same(rule, ranks):
-    found = own_loop(rule, ranks, epochs=40, momentum=0.0)
+def test_an_own_loop_does_the_same(rule, exchange, ranks):
+    found = own_loop(rule, ranks, epochs=40, momentum=0.0, exchange=exchange)
     assert found == pytest.approx([1.0, -2.0, 0.5, 0.0], abs=0.25)
 
 
@@ -154,15 +159,15 @@ def test_the_validated_model_is_the_centre(tmp_path):
         def on_validation_end(self, trainer, logs):
             if trainer.world.rank == 0:
                 own = trainer.replica.parameters().copy()
-                seen.append((trainer._exchange.centre().copy(), own, logs["val_loss"]))
+                seen.append((trainer._exchange.common_weights().copy(), own, logs["val_loss"]))
 
     seen = []
 
     def program(world):
         return Trainer(
-            build, data(), data(), world=world, rule=EASGD(every=3, force=0.2, servers=1),
-            epochs=3, loss="mse", progress="off", callbacks=[Look()], optimizer={"lr": 0.02},
-            data={"batch_size": BATCH}, run_dir=str(tmp_path / "run"),
+            build, data(), data(), world=world, rule=EASGD(every=3, force=0.2),
+            exchange={"servers": 1}, epochs=3, loss="mse", progress="off", callbacks=[Look()],
+            optimizer={"lr": 0.02}, data={"batch_size": BATCH}, run_dir=str(tmp_path / "run"),
         ).fit()  # fmt: skip
 
     result = run_world(2, program)[0]
@@ -178,12 +183,12 @@ def test_the_validated_model_is_the_centre(tmp_path):
 
 
 @every_rule
-def test_exchanges_leave_their_events(tmp_path, rule, ranks):
-    result = fit(tmp_path, ranks, rule, epochs=4)
+def test_exchanges_leave_their_events(tmp_path, rule, exchange, ranks):
+    result = fit(tmp_path, ranks, rule, epochs=4, exchange=exchange)
     events = read_events(tmp_path / "run0" / "events")
-    workers = ranks - (getattr(rule, "servers", None) or 0)
+    servers = exchange.get("servers", 0)
     tallies = {event["rank"]: event for event in events if event["event"] == "exchanges"}
-    assert sorted(tallies) == list(range(workers))
+    assert sorted(tallies) == list(range(ranks - servers))
     for rank, exchange_stats in tallies.items():
         assert result.summary["exchanges"][rank]["staleness"] == exchange_stats["staleness"]
         exchanges = [e for e in events if e["event"] == "exchange" and e["rank"] == rank]
@@ -198,7 +203,7 @@ def test_exchanges_leave_their_events(tmp_path, rule, ranks):
         assert far
         assert max(far) > 0
     sent = sum(event["bytes"] for event in exchanges)
-    assert (sent == 0) == (rule.name != "gossip" and not rule.servers)
+    assert (sent == 0) == (rule.name != "gossip" and not servers)
 
 
 def test_alone_nothing_is_shared():
@@ -291,9 +296,9 @@ def test_a_last_sample_is_not_left_alone(tmp_path):
 
 
 def test_the_time_split_of_a_record_is_within_its_seconds(tmp_path):
-    for servers, ranks in ((None, 2), (1, 3)):
+    for exchange, ranks in (({}, 2), ({"servers": 1}, 3)):
         _, result = count_through(
-            tmp_path / str(servers), EASGD(every=2, servers=servers), ranks, epochs=4,
+            tmp_path / str(ranks), EASGD(every=2), ranks, epochs=4, exchange=exchange,
             delays=[0.005] * ranks, held_out=np.zeros((4, 1)),
         )  # fmt: skip
         for record in result.history:

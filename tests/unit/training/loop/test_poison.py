@@ -17,13 +17,13 @@ from paceline.training.callbacks import Callback
 from paceline.training.trainer import Trainer
 
 RULES = {
-    "bsp": (BSP(), 3),
-    "bsp alone": (BSP(), 1),
-    "powersgd": (BSP(wire="powersgd", rank=1), 3),
-    "average": (Average(every=2), 3),
-    "diloco": (DiLoCo(every=2), 3),
+    "bsp": (BSP(), {}, 3),
+    "bsp alone": (BSP(), {}, 1),
+    "powersgd": (BSP(), {"wire": "powersgd", "powersgd_rank": 1}, 3),
+    "average": (Average(every=2), {}, 3),
+    "diloco": (DiLoCo(every=2), {}, 3),
 } | FREE
-every_rule = pytest.mark.parametrize(("rule", "ranks"), RULES.values(), ids=RULES)
+every_rule = pytest.mark.parametrize(("rule", "exchange", "ranks"), RULES.values(), ids=RULES)
 
 
 class SteepAtZero(nn.Module):
@@ -58,8 +58,8 @@ def poisoned(value=np.nan, rows=(50,)):
 
 
 @every_rule
-def test_a_loss_that_is_not_finite_is_rejected(tmp_path, rule, ranks):
-    found = fit(tmp_path / "run", ranks, rule, poisoned())
+def test_a_loss_that_is_not_finite_is_rejected(tmp_path, rule, exchange, ranks):
+    found = fit(tmp_path / "run", ranks, rule, poisoned(), exchange=exchange)
     assert sum(rejected for _, rejected in found) == 2  # once an epoch
     for result, _ in found:
         assert np.isfinite(weights(result.model)).all()
@@ -67,8 +67,8 @@ def test_a_loss_that_is_not_finite_is_rejected(tmp_path, rule, ranks):
 
 
 @every_rule
-def test_a_gradient_that_is_not_finite_is_rejected(tmp_path, rule, ranks):
-    found = fit(tmp_path / "run", ranks, rule, poisoned(0.0), SteepAtZero)
+def test_a_gradient_that_is_not_finite_is_rejected(tmp_path, rule, exchange, ranks):
+    found = fit(tmp_path / "run", ranks, rule, poisoned(0.0), SteepAtZero, exchange=exchange)
     assert sum(rejected for _, rejected in found) == 2
     for result, _ in found:
         assert np.isfinite(weights(result.model)).all()
@@ -96,18 +96,18 @@ def test_the_mean_loss_is_over_what_was_not_rejected(tmp_path):
 
 
 @every_rule
-def test_an_epoch_in_which_all_was_rejected_ends_the_run(tmp_path, rule, ranks):
+def test_an_epoch_in_which_all_was_rejected_ends_the_run(tmp_path, rule, exchange, ranks):
     train = poisoned(rows=range(SAMPLES))
     with pytest.raises(TrainingError, match=r"no batch of epoch 1 gave a finite loss, and all"):
-        fit(tmp_path / "run", ranks, rule, train, max_rejected=99)
+        fit(tmp_path / "run", ranks, rule, train, max_rejected=99, exchange=exchange)
 
 
 @every_rule
 @pytest.mark.parametrize("most", [0, 3])
-def test_too_many_end_the_run(tmp_path, rule, ranks, most):
+def test_too_many_end_the_run(tmp_path, rule, exchange, ranks, most):
     train = poisoned(rows=range(SAMPLES))
     with pytest.raises(TrainingError, match=r"loss is nan at step \d+ on rank \d, for samples \d+"):
-        fit(tmp_path / "run", ranks, rule, train, max_rejected=most)
+        fit(tmp_path / "run", ranks, rule, train, max_rejected=most, exchange=exchange)
 
 
 def test_the_others_go_on_as_if_the_batch_had_not_been(tmp_path):
@@ -176,10 +176,10 @@ class Drift(Callback):
 
 
 def test_replicas_that_drift_apart_are_named(tmp_path):
-    settings = {"callbacks": [Drift()], "share": False}
-    fit(tmp_path / "unchecked", 2, BSP(), data(), callbacks=[], share=False, check_replicas=2)
+    settings = {"exchange": {"share": False}, "check_replicas": 2}
+    fit(tmp_path / "unchecked", 2, BSP(), data(), callbacks=[], **settings)
     with pytest.raises(ReplicaError, match="rank 1 differ from rank 0's in bias; nothing but"):
-        fit(tmp_path / "run", 2, BSP(), data(), check_replicas=2, **settings)
+        fit(tmp_path / "run", 2, BSP(), data(), callbacks=[Drift()], **settings)
 
 
 def test_only_equal_replicas_are_compared(tmp_path):

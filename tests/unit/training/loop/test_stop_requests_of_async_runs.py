@@ -20,14 +20,14 @@ from paceline.training.trainer import Trainer
 
 
 @every_rule
-def test_a_checkpoint_of_each_epoch_has_the_last_one_too(tmp_path, rule, ranks):
-    count_through(tmp_path, rule, ranks, checkpoint_every="epoch")
+def test_a_checkpoint_of_each_epoch_has_the_last_one_too(tmp_path, rule, exchange, ranks):
+    count_through(tmp_path, rule, ranks, checkpoint_every="epoch", exchange=exchange)
     store = Store(tmp_path / "run" / "checkpoints")
     name = store.names()[-1]
     assert store.read(name, f"host-{store.facts(name)['hosts'][0]}")["ledger"]["samples"] == (
         3 * SAMPLES
     )
-    seen, again = count_through(tmp_path, rule, ranks, resume="auto")
+    seen, again = count_through(tmp_path, rule, ranks, resume="auto", exchange=exchange)
     assert [part for part in seen if part] == [], "nothing is left to train on"
     assert [record.epoch for record in again.history] == [1, 2, 3]
 

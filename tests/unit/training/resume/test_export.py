@@ -20,13 +20,14 @@ from paceline.training.trainer import Trainer
 FORMATS = [".safetensors", ".pt", ".npz"]
 FREE = {"easgd": EASGD(every=2), "downpour": Downpour(), "gossip": Gossip()}
 IN_LOCKSTEP = {
-    "bsp": BSP(),
-    "average": Average(),
-    "average by differences": Average(every=3, wire="int8"),
-    "diloco": DiLoCo(every=2),
-    "diloco in fragments": DiLoCo(every=2, fragments=2),
-    "easgd at once": EASGD(every=2, synchronous=True),
+    "bsp": (BSP(), {}),
+    "average": (Average(), {}),
+    "average by differences": (Average(every=3), {"wire": "int8"}),
+    "diloco": (DiLoCo(every=2), {}),
+    "diloco in fragments": (DiLoCo(every=2, fragments=2), {}),
+    "easgd at once": (EASGD(every=2, synchronous=True), {}),
 }
+in_lockstep = pytest.mark.parametrize(("rule", "exchange"), IN_LOCKSTEP.values(), ids=IN_LOCKSTEP)
 pytestmark = pytest.mark.timeout(60)
 
 
@@ -71,7 +72,7 @@ class Look(Callback):
     def on_train_begin(self, trainer):
         trainer.interrupt()
         if trainer.world.rank == 0:
-            centre = trainer._exchange.centre()
+            centre = trainer._exchange.common_weights()
             if centre is not None:
                 trainer.replica.parameters()[:] = centre
                 trainer.replica.accept_parameters()
@@ -159,24 +160,25 @@ def test_tied_weights_stay_tied(tmp_path, checkpoint):
         assert file.metadata() == {"format": "pt", "tied.weight": "first.weight"}
 
 
-@pytest.mark.parametrize("rule", IN_LOCKSTEP.values(), ids=IN_LOCKSTEP)
+@in_lockstep
 @pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_the_last_checkpoint_is_the_finished_model(tmp_path, rule, ranks):
-    model = fit(tmp_path / "run", ranks, rule, checkpoint_every="epoch").model
+def test_the_last_checkpoint_is_the_finished_model(tmp_path, rule, exchange, ranks):
+    model = fit(tmp_path / "run", ranks, rule, checkpoint_every="epoch", exchange=exchange).model
     export(tmp_path / "run", tmp_path / "model.pt", "newest")
     assert_same(load(tmp_path / "model.pt"), model.state_dict())
 
 
-@pytest.mark.parametrize("rule", IN_LOCKSTEP.values(), ids=IN_LOCKSTEP)
-def test_between_meetings_it_is_what_one_rank_would_go_on_with(tmp_path, rule):
-    assert isinstance(fit(tmp_path / "run", 2, rule, [At(5)]), Interrupted)
+@in_lockstep
+def test_between_meetings_it_is_what_one_rank_would_go_on_with(tmp_path, rule, exchange):
+    found = fit(tmp_path / "run", 2, rule, [At(5)], exchange=exchange)
+    assert isinstance(found, Interrupted)
     line, _ = export(tmp_path / "run", tmp_path / "model.pt")
     assert "from step 6 of" in line
     look = Look()
     if rule == EASGD(every=2, synchronous=True):  # which alone has no centre
-        fit(tmp_path / "run", 2, rule, [look], resume="auto")
+        fit(tmp_path / "run", 2, rule, [look], resume="auto", exchange=exchange)
     else:
-        fit(tmp_path / "run", 1, rule, [look], resume="auto")
+        fit(tmp_path / "run", 1, rule, [look], resume="auto", exchange=exchange)
     assert_same(without_buffers(load(tmp_path / "model.pt")), without_buffers(look.seen))
 
 

@@ -21,11 +21,11 @@ from paceline.training.trainer import Trainer
 RULES = {
     "bsp": (BSP(), {}),
     "bsp, adam, clipped": (BSP(), {"optimizer": {"name": "adam", "lr": 0.02}, "clip_norm": 0.5}),
-    "bsp, own copies": (BSP(), {"share": False}),
+    "bsp, own copies": (BSP(), {"exchange": {"share": False}}),
     "bsp, schedule": (BSP(), {"schedule": {"name": "cosine", "warmup": 1}}),
-    "bsp, powersgd": (BSP(wire="powersgd", rank=1), {}),
-    "bsp on weights": (BSP(what="weights", every=2), {}),
+    "bsp, powersgd": (BSP(), {"exchange": {"wire": "powersgd", "powersgd_rank": 1}}),
     "average": (Average(), {}),
+    "average every 2": (Average(every=2), {}),
     "average every 3": (Average(every=3), {}),
     "average every 3, schedule": (Average(every=3), {"schedule": {"name": "cosine", "warmup": 1}}),
     "diloco, schedule": (DiLoCo(every=4), {"schedule": {"name": "cosine"}}),
@@ -95,15 +95,15 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, rule, settings, ra
 
 
 WIRES = {
-    "bsp, bfloat16, shared": (BSP(wire="bfloat16"), {}),
-    "bsp, int8, own copies": (BSP(wire="int8"), {"share": False}),
-    "average, int8": (Average(every=3, wire="int8"), {}),
-    "diloco in fragments, float16": (DiLoCo(every=2, fragments=2, wire="float16"), {}),
+    "bsp, bfloat16, shared": (BSP(), {"wire": "bfloat16"}),
+    "bsp, int8, own copies": (BSP(), {"wire": "int8", "share": False}),
+    "average, int8": (Average(every=3), {"wire": "int8"}),
+    "diloco in fragments, float16": (DiLoCo(every=2, fragments=2), {"wire": "float16"}),
 }
 
 
-@pytest.mark.parametrize(("rule", "settings"), WIRES.values(), ids=WIRES)
-def test_what_rounding_kept_back_is_remembered(tmp_path, monkeypatch, rule, settings):
+@pytest.mark.parametrize(("rule", "exchange"), WIRES.values(), ids=WIRES)
+def test_what_rounding_kept_back_is_remembered(tmp_path, monkeypatch, rule, exchange):
     """Every rank on a node of its own: inside a node nothing is coded."""
     plain = ThreadWorld.__init__
 
@@ -112,10 +112,10 @@ def test_what_rounding_kept_back_is_remembered(tmp_path, monkeypatch, rule, sett
         self.node_ranks = (rank,)
 
     monkeypatch.setattr(ThreadWorld, "__init__", apart)
-    whole = fit(tmp_path / "whole", 2, rule, **settings)
+    whole = fit(tmp_path / "whole", 2, rule, exchange=exchange)
     for step in (3, 9):
-        fit(tmp_path / f"run{step}", 2, rule, [At(step, 1)], **settings)
-        resumed = fit(tmp_path / f"run{step}", 2, rule, resume="auto", **settings)
+        fit(tmp_path / f"run{step}", 2, rule, [At(step, 1)], exchange=exchange)
+        resumed = fit(tmp_path / f"run{step}", 2, rule, resume="auto", exchange=exchange)
         assert weights(resumed[1].model).tobytes() == weights(whole[1].model).tobytes()
 
 

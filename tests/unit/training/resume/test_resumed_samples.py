@@ -68,11 +68,12 @@ def check_all(seen):
     assert Counter(seen) == dict.fromkeys(range(SAMPLES), EPOCHS)
 
 
-@pytest.mark.parametrize(("rule", "ranks"), RULES.values(), ids=RULES)
+@pytest.mark.parametrize(("rule", "exchange", "ranks"), RULES.values(), ids=RULES)
 @pytest.mark.parametrize("stop", [(0, 1), (1, 3), (0, 7)], ids=str)
 @pytest.mark.parametrize("every", [None, 1])
-def test_workers_at_their_own_pace_go_on(tmp_path, rule, ranks, stop, every):
+def test_workers_at_their_own_pace_go_on(tmp_path, rule, exchange, ranks, stop, every):
     settings = {"delays": [0.001 * (rank % 2) for rank in range(ranks)], "checkpoint_every": every}
+    settings["exchange"] = exchange
     seen, through = go_on(tmp_path / "run", ranks, rule, stop, **settings)
     if not through:
         rest, through = go_on(tmp_path / "run", ranks, rule, **settings)
@@ -82,19 +83,19 @@ def test_workers_at_their_own_pace_go_on(tmp_path, rule, ranks, stop, every):
 
 
 @pytest.mark.parametrize(
-    ("rule", "sizes"),
+    ("rule", "exchange", "sizes"),
     [
-        (EASGD(every=2), (3, 2, 4)),
-        (EASGD(every=2, servers=1), (4, 3, 5)),
-        (Gossip(probability=0.5), (3, 2, 4)),
+        (EASGD(every=2), {}, (3, 2, 4)),
+        (EASGD(every=2), {"servers": 1}, (4, 3, 5)),
+        (Gossip(probability=0.5), {}, (3, 2, 4)),
     ],
     ids=["easgd", "easgd with a server", "gossip"],
 )
-def test_other_numbers_of_them_go_on(tmp_path, rule, sizes):
+def test_other_numbers_of_them_go_on(tmp_path, rule, exchange, sizes):
     seen, through = [], False
     for ranks, stop in zip(sizes, [(0, 4), (1, 5), None], strict=True):
         if not through:  # the others may have done all of it meanwhile
-            more, through = go_on(tmp_path / "run", ranks, rule, stop)
+            more, through = go_on(tmp_path / "run", ranks, rule, stop, exchange=exchange)
             seen += more
     assert through
     check_all(seen)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -52,23 +52,26 @@ class RuleContestant:
 
     rule: Rule | None
     make_optimizer: Callable[..., torch.optim.Optimizer] = _sgd
+    exchange: Mapping[str, Any] = field(default_factory=dict)
 
 
 CONTESTANTS = {
     PEER: RuleContestant(None),
-    "bsp float32": RuleContestant(BSP()),
-    "bsp bfloat16": RuleContestant(BSP(wire="bfloat16")),
-    "bsp float16": RuleContestant(BSP(wire="float16")),
-    "bsp int8": RuleContestant(BSP(wire="int8")),
-    "bsp powersgd": RuleContestant(BSP(wire="powersgd")),
+    "bsp float32": RuleContestant(BSP(), exchange={"overlap": True}),  # as DDP does it
+    "bsp bfloat16": RuleContestant(BSP(), exchange={"wire": "bfloat16", "overlap": True}),
+    "bsp float16": RuleContestant(BSP(), exchange={"wire": "float16", "overlap": True}),
+    "bsp int8": RuleContestant(BSP(), exchange={"wire": "int8", "overlap": True}),
+    "bsp powersgd": RuleContestant(BSP(), exchange={"wire": "powersgd"}),
     "average every 16": RuleContestant(Average(every=16)),
     "diloco every 16": RuleContestant(
         DiLoCo(every=16), partial(torch.optim.AdamW, lr=3e-4, fused=True)
     ),
-    "easgd every 16 overlap": RuleContestant(EASGD(every=16, overlap=True)),
+    "easgd every 16 overlap": RuleContestant(EASGD(every=16), exchange={"overlap": True}),
     # The pushes of all workers add up, and asynchrony acts like momentum.
     "downpour every 16 overlap": RuleContestant(
-        Downpour(push_every=16, pull_every=16, overlap=True), partial(torch.optim.SGD, lr=0.1)
+        Downpour(push_every=16, pull_every=16),
+        partial(torch.optim.SGD, lr=0.1),
+        {"overlap": True},
     ),
 }
 
@@ -123,7 +126,7 @@ def time_steps(
 ) -> float:
     """Seconds of so many steps, amidst others."""
     optimizer = contestant.make_optimizer(model.parameters())
-    with in_pace(world, contestant.rule, model, optimizer) as module:
+    with in_pace(world, contestant, model, optimizer) as module:
         _take_steps(_WARM_UP, module, optimizer, batch)
         return time_together(world, lambda: _take_steps(steps, module, optimizer, batch))
 
@@ -133,7 +136,7 @@ def count_bytes(
 ) -> int:
     """The bytes that this host sends for so many steps, until the last of them has left."""
     optimizer = contestant.make_optimizer(model.parameters())
-    with in_pace(world, contestant.rule, model, optimizer) as module:
+    with in_pace(world, contestant, model, optimizer) as module:
         _take_steps(2, module, optimizer, batch)
         before = _bytes_when_quiet(world)
         _take_steps(steps, module, optimizer, batch)
@@ -162,14 +165,16 @@ def _bytes_when_quiet(world: World) -> int:
 
 @contextmanager
 def in_pace(
-    world: World, rule: Rule | None, model: nn.Module, optimizer: torch.optim.Optimizer
+    world: World,
+    contestant: RuleContestant,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
 ) -> Iterator[nn.Module]:
     """The module to call in a loop whose steps keep pace, inside the block."""
-    if rule is None:
+    if contestant.rule is None:
         yield DistributedDataParallel(model)
         return
-    overlap = isinstance(rule, BSP) and rule.wire != "powersgd"  # as DDP does it
-    with keep_pace(model, optimizer, rule, overlap=overlap, world=world):
+    with keep_pace(model, optimizer, contestant.rule, exchange=contestant.exchange, world=world):
         yield model
 
 
@@ -221,7 +226,7 @@ def train_to(
     while not goal.is_decided:
         optimizer = contestant.make_optimizer(model.parameters())
         goal.start()
-        with in_pace(goal.world, contestant.rule, model, optimizer) as module:
+        with in_pace(goal.world, contestant, model, optimizer) as module:
             _train_until_decided(goal, model, module, optimizer, batches)
         goal.stop()
         goal.look(model)

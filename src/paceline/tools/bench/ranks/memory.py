@@ -59,7 +59,7 @@ def _find_gradients(model: Module, images: Any, labels: Any) -> None:
 
 @contextmanager
 def _ours(world: World, model: Module, optimizer: Optimizer) -> Iterator[Module]:
-    with keep_pace(model, optimizer, "bsp", share=True, world=world):
+    with keep_pace(model, optimizer, "bsp", world=world):
         yield model
 
 

@@ -78,8 +78,8 @@ def _keep_exchanging(
     model = torch.nn.ParameterList(torch.zeros(size) for size in sizes)
     optimizer = torch.optim.SGD(model.parameters())
     seconds, before = 0.0, []
-    rule = EASGD(every=1, force=FORCE, servers=servers)
-    with keep_pace(model, optimizer, rule, world=world) as pace:
+    rule, exchange = EASGD(every=1, force=FORCE), {"servers": servers}
+    with keep_pace(model, optimizer, rule, exchange=exchange, world=world) as pace:
         if world.rank in pace.workers:
             _begin(world, _views(model))
             seconds = _time(workers, optimizer.step, exchanges)

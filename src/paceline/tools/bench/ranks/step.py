@@ -128,7 +128,7 @@ def _measure_group(
     with ExitStack() as blocks:
         for rule in rules:
             learner = Learner(network, world.rank)
-            pace = keep_pace(learner.model, learner.optimizer, rule, share=True, world=world)
+            pace = keep_pace(learner.model, learner.optimizer, rule, world=world)
             blocks.enter_context(pace)
             learner.train(WARM_UP)
             learner.rest()

@@ -1,0 +1,235 @@
+"""Sums of the gradient, slice by slice, through the rule.
+
+Each rank owns slices of the vector and sums them over the ranks of its node, chunk by chunk while
+they are in the cache; between nodes with the owners of the same slices there.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from paceline.comm import World, wait_until
+from paceline.comm.allreduce.coded import CompressedAllreduce
+from paceline.comm.nodes import Nodes
+from paceline.comm.wire import make_codec
+from paceline.core.chunks import length
+from paceline.core.vectors import Layout, Vector, is_finite
+from paceline.observe import Stopwatch
+from paceline.rules import GradientRule, State
+from paceline.sync.interface import StepHead
+from paceline.sync.settings import ExchangeContext
+from paceline.sync.synchronous.overlap_sender import Bucket, OverlapSender, cut_buckets
+from paceline.sync.synchronous.shared_buffers import REJECTED, SharedBuffers
+
+SENDER_POLL_S = 200e-6
+"""Longest sleep of a thread that waits beside the one that computes."""
+
+
+class SliceSums(ABC):
+    """The sums of this rank's pieces of the vector."""
+
+    bytes_sent = 0
+
+    def __init__(self, buffers: SharedBuffers, rule: GradientRule, pieces: list[slice]) -> None:
+        self._buffers, self._rule, self.pieces = buffers, rule, pieces
+        ends = np.cumsum([*map(length, pieces)]).tolist()
+        self._starts = {
+            piece.start: end - length(piece)
+            for piece, end in zip(pieces, ends, strict=True)
+            if length(piece)
+        }
+        self.summed: Vector = np.empty(0, buffers.parameters.dtype)
+        """The sums of all pieces, where they must be known before the step."""
+
+    def keep_sums(self) -> None:
+        """Make room for the sums of all pieces."""
+        self.summed = np.zeros(sum(map(length, self.pieces)), self._buffers.parameters.dtype)
+
+    def part(self, piece: slice) -> Vector:
+        """Where the sum of a part of one of the pieces lies."""
+        first = max(start for start in self._starts if start <= piece.start)
+        start = self._starts[first] + piece.start - first
+        return self.summed[start : start + length(piece)]
+
+    @abstractmethod
+    def write(self, piece: slice, weight: float, out: Vector, watch: Stopwatch) -> None:
+        """Write the merged gradient of a part of one of the pieces; `weight` is of all ranks."""
+
+    @property
+    def residuals(self) -> State:
+        """What rounding carries over: live arrays."""
+        return {}
+
+    def last_backward(self) -> None:
+        """The gradients that come now are the last ones before the step."""
+        return
+
+    def gradient_ready(self, entry: int) -> None:
+        """A gradient is in its place."""
+        return
+
+    def begin(self) -> None:
+        """All gradients of this rank are there."""
+        return
+
+    def finish(self) -> None:
+        """Everything of this step has been summed."""
+        return
+
+    def close(self) -> None:
+        """End what runs beside."""
+        return
+
+    def _weights(self) -> list[float]:
+        """Of the gradients of the node's ranks."""
+        weights: list[float] = self._buffers.heads[:, StepHead.WEIGHT].tolist()
+        return weights
+
+    def _accumulate(self, piece: slice, weights: list[float], out: Vector) -> None:
+        """Sum a piece over the ranks of the node; ranks whose gradients are not finite are marked,
+        and theirs left out."""
+        rows = [row[piece] for row in self._buffers.gradients]
+        if len(rows) == 1:  # a rank alone on its node sums in place
+            self._rule.contribute(out, weights[0], out=out)
+        else:
+            self._rule.accumulate(rows, weights, out=out)
+        if is_finite(out):
+            return
+        for rank, row in enumerate(rows):
+            if not is_finite(row):
+                self._buffers.heads[rank, REJECTED] = 1
+                row[:] = 0
+        if len(rows) > 1:  # a single row is the sum itself
+            self._rule.accumulate(rows, weights, out=out)
+
+
+class NodeSums(SliceSums):
+    """All ranks are on one node: a chunk is summed when the optimizer wants it."""
+
+    _of_step: list[float] | None = None
+
+    def write(self, piece: slice, weight: float, out: Vector, watch: Stopwatch) -> None:
+        if self._of_step is None:
+            self._of_step = self._weights()
+        self._accumulate(piece, self._of_step, out)
+        self._rule.merge(out, weight, out=out)
+
+    def finish(self) -> None:
+        self._of_step = None
+
+
+class CrossNodeSums(SliceSums):
+    """Several nodes: buckets of the vector travel while backward still makes the later ones."""
+
+    def __init__(
+        self,
+        world: World,
+        nodes: Nodes,
+        buffers: SharedBuffers,
+        rule: GradientRule,
+        buckets: Sequence[Bucket],
+        pieces: list[slice],
+        context: ExchangeContext,
+    ) -> None:
+        super().__init__(buffers, rule, pieces)
+        self._world, self._rank = world, nodes.local.rank
+        if nodes.local.size == 1:
+            self.summed = buffers.gradients[0]
+            self._starts = {start: start for start in self._starts}
+        else:
+            self.keep_sums()
+        # A communicator of its own: another exchange's sender may be busy at the same time.
+        self._cross = nodes.cross.split(0) if nodes.cross is not None else None
+        self._coded: list[CompressedAllreduce] | None = None
+        dtype = buffers.parameters.dtype
+        codec = make_codec(context.settings.wire, dtype)
+        if self._cross is not None and codec is not None:
+            sizes = map(length, pieces)
+            self._coded = [CompressedAllreduce(self._cross, codec, size, dtype) for size in sizes]
+        self._buckets, self._rounds = len(buckets), 0
+        self._sender = OverlapSender(buckets, self._sum_bucket, world.thread_multiple)
+
+    def write(self, piece: slice, weight: float, out: Vector, watch: Stopwatch) -> None:
+        """Wait for the bucket that this part of the vector is in."""
+        number = next(n for n, own in enumerate(self.pieces) if own.start <= piece.start < own.stop)
+        watch.lap("compute")
+        self._sender.wait_for(number)
+        watch.lap("communication")
+        self._rule.merge(self.part(piece), weight, out=out)
+
+    @property
+    def residuals(self) -> State:
+        return {
+            f"{number}-{name}": vector
+            for number, each in enumerate(self._coded or ())
+            for name, vector in each.residuals.items()
+        }
+
+    def last_backward(self) -> None:
+        self._sender.last_backward()
+
+    def gradient_ready(self, entry: int) -> None:
+        self._sender.gradient_ready(entry)
+
+    def begin(self) -> None:
+        self._sender.hand_in_rest()
+
+    def finish(self) -> None:
+        self._sender.finish()
+        self._rounds += 1
+
+    def close(self) -> None:
+        self._sender.close()
+        if self._cross is not None:
+            self._cross.free()
+
+    def _sum_bucket(self, number: int) -> None:
+        """Sum a bucket over all ranks: this rank's piece of it."""
+        bucket = number + 1 + self._rounds * self._buckets
+        self._buffers.ready[self._rank, 0] = bucket
+        wait_until(self._is_ready(bucket), SENDER_POLL_S)
+        cross, piece = self._cross, self.pieces[number]
+        if cross is None or not length(piece):
+            return
+        total = self.part(piece)
+        self._accumulate(piece, self._weights(), total)
+        if self._coded is None:
+            cross.all_reduce(total)
+            self.bytes_sent += 2 * (cross.size - 1) * total.nbytes // cross.size
+        else:
+            self.bytes_sent += self._coded[number].all_reduce(total)
+
+    def _is_ready(self, bucket: int) -> Callable[[], bool]:
+        def ready() -> bool:
+            self._world.raise_if_failed()
+            return bool((self._buffers.ready[:, 0] >= bucket).all())
+
+        return ready
+
+
+def make_slice_sums(
+    world: World,
+    nodes: Nodes,
+    layout: Layout,
+    buffers: SharedBuffers,
+    rule: GradientRule,
+    context: ExchangeContext,
+) -> SliceSums:
+    """The sums that these nodes need."""
+    whole = [Bucket(slice(0, layout.size), tuple(range(len(layout.entries))))]
+    buckets = cut_buckets(layout) if nodes.count > 1 else whole
+    pieces = [_own(nodes, bucket.piece, layout.dtype.itemsize) for bucket in buckets]
+    if nodes.count > 1:
+        return CrossNodeSums(world, nodes, buffers, rule, buckets, pieces, context)
+    sums = NodeSums(buffers, rule, pieces)
+    if context.clip_norm is not None:
+        sums.keep_sums()
+    return sums
+
+
+def _own(nodes: Nodes, piece: slice, itemsize: int) -> slice:
+    own = nodes.slice_of(length(piece), itemsize)
+    return slice(piece.start + own.start, piece.start + own.stop)
