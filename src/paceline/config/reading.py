@@ -110,7 +110,7 @@ def _refuse_odd_keys(level: Mapping[str, Any]) -> None:
     for section, settings in sections:
         for key in settings if isinstance(settings, Mapping) else ():
             if not isinstance(key, str):
-                place = f" in {section}" if section else ""
+                place = f" in {show_key(section)}" if section else ""
                 raise ConfigError(
                     f"the key {show(key)}{place} is a {type(key).__name__}, expected a name"
                 )

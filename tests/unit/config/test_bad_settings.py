@@ -177,6 +177,7 @@ VALUES = st.recursive(
 @fuzzed
 @given(levels=st.lists(st.dictionaries(ODD_KEYS, VALUES, max_size=4), max_size=3))
 @example(levels=[{"rule": {"name": []}}])
+@example(levels=[{"\n": {0: None}}])
 @example(levels=[{"schedule": {"name": {}}}, {"schedule": {"name": []}}])
 @pytest.mark.timeout(120)
 def test_any_settings_make_a_config_or_our_error(levels):
