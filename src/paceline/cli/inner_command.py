@@ -95,7 +95,7 @@ def _read_train(
     args: argparse.Namespace, words: tuple[str, ...], tasks: Sequence[Settings]
 ) -> InnerCommand:
     config = read_settings(args)
-    name = _plain(f"{_model(config)}-{config.rule.name}")
+    name = _plain(config.short_name)
     run_dir, is_new = _run_dir(config, name, bool(tasks))
     if config.resume in (None, "auto"):
         words = ("--resume", "auto", *words)
@@ -148,10 +148,6 @@ def _check_tasks(words: tuple[str, ...], adds: tuple[tuple[str, ...], ...]) -> N
             faults["run_dir is set by --set or swept; give --run-dir: tasks lie within it"] = None
     if faults:
         raise ConfigError("; ".join(faults))
-
-
-def _model(config: RunConfig) -> str:
-    return Path(str(config.model).replace(":", "-")).name.replace(".py", "")
 
 
 def _plain(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -194,6 +195,14 @@ class RunConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return self
+
+    @property
+    def short_name(self) -> str:
+        """Model and rule, as in `mnist-bsp`, to name folders and jobs."""
+        model = self.model
+        if not isinstance(model, str):
+            model = getattr(model, "__name__", type(model).__name__)
+        return f"{Path(model.replace(':', '-')).name.replace('.py', '')}-{self.rule.name}"
 
     def describe(self) -> dict[str, Any]:
         """The settings as plain values, for config.yaml; without run_dir and resume, so that the

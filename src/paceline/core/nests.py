@@ -5,12 +5,12 @@ from typing import Any
 
 
 def is_array(value: Any) -> bool:
-    """Whether it has a shape: numpy arrays and scalars, torch tensors, and their kind."""
+    """Whether it has a shape: numpy arrays and scalars, torch tensors, and the like."""
     return hasattr(value, "shape")
 
 
 def is_nest(value: Any) -> bool:
-    """Whether it holds arrays rather than being one; a list of plain values is an array-like."""
+    """Whether it holds arrays rather than being one; a list of plain values is array-like."""
     if isinstance(value, (Mapping, tuple)):
         return True
     return isinstance(value, list) and any(is_array(v) or is_nest(v) for v in value)

@@ -1,10 +1,10 @@
-"""Folders and files of ours in places where other users write, too: /dev/shm, /tmp, caches.
+"""Private folders and files where other users write, too: /dev/shm, /tmp, caches.
 
-Names there can be guessed or seen, so others may have put a link, a FIFO or a folder of theirs at
-one. What is opened here is ours, nobody else may write to it, no link at its name is followed, and
-nothing waits. `NotOurs` is an OSError: who can do without goes on without.
+Names there can be guessed or seen, so others may have put a link, a FIFO or a folder of their own
+at one. What is opened here belongs to us, nobody else may write to it, links are not followed, and
+nothing blocks. `NotOurs` is an OSError: callers that can do without the file catch it.
 
-Programs that run without site-packages use this, too, so it imports the standard library alone.
+Programs that run without site-packages use this, too, so it imports only the standard library.
 """
 
 import errno
@@ -20,11 +20,11 @@ _NEVER_WAIT_OR_FOLLOW = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class NotOurs(OSError):
-    """Something is there, and it is not ours alone."""
+    """Something is there that is not ours, or that others may write to."""
 
 
 def make_folder(path: Path) -> bool:
-    """Make a folder that only we can use; whether it is new. One that is there must be ours."""
+    """Make a folder that only we can use; returns whether it is new. An old one must be ours."""
     try:
         path.mkdir(mode=0o700)
         return True
@@ -35,7 +35,7 @@ def make_folder(path: Path) -> bool:
 
 @contextmanager
 def opened_folder(path: Path) -> Iterator[int]:
-    """A descriptor of a folder of ours: what is done by it happens there, whatever has its name."""
+    """A descriptor of our folder: operations by it stay there, even if the name is replaced."""
     folder = _open(path, os.O_RDONLY | os.O_DIRECTORY, None)
     try:
         _check(path, os.fstat(folder), stat.S_ISDIR, "a folder")
@@ -45,7 +45,7 @@ def opened_folder(path: Path) -> Iterator[int]:
 
 
 def open_file(path: Path | str, flags: int = os.O_RDONLY, folder: int | None = None) -> int:
-    """Open a plain file of ours; `path` may be a name in a `folder` that is open."""
+    """Open a regular file of ours; `path` may be a name in an open `folder`."""
     file = _open(path, flags, folder)
     try:
         _check(path, os.fstat(file), stat.S_ISREG, "a plain file")
@@ -61,7 +61,7 @@ def read_text(path: Path | str, folder: int | None = None) -> str:
 
 
 def write_text(path: Path | str, text: str, folder: int | None = None) -> None:
-    """Write a file whole: a reader finds the old text or the new one."""
+    """Write a file atomically: a reader sees the old text or the new one."""
     draft = f"{path}.new"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with os.fdopen(open_file(draft, flags, folder), "w", encoding="utf-8") as file:
@@ -70,7 +70,7 @@ def write_text(path: Path | str, text: str, folder: int | None = None) -> None:
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder of ours with all that is in it, as far as that is possible."""
+    """Remove our folder with its content, as far as possible."""
     with suppress(OSError), opened_folder(path):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -79,8 +79,8 @@ def _open(path: Path | str, flags: int, folder: int | None) -> int:
     try:
         return os.open(path, flags | _NEVER_WAIT_OR_FOLLOW, 0o600, dir_fd=folder)
     except OSError as error:
-        # A link (ELOOP, or ENOTDIR for a folder), a FIFO to be written to (ENXIO), and whatever
-        # its owner has closed to us.
+        # A link (ELOOP, or ENOTDIR for a folder), a FIFO opened for writing (ENXIO), or no
+        # permission.
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO, errno.EACCES):
             raise NotOurs(errno.EPERM, _why(path, folder) or error.strerror, str(path)) from None
         raise

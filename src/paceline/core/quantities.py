@@ -1,4 +1,4 @@
-"""Times and amounts of memory as people write them, and as schedulers do."""
+"""Times, sizes and periods as text, for people and schedulers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MEGABYTES = {"M": 1, "G": 1024, "T": 1024**2}
 
 
 def read_time(text: str) -> int:
-    """Seconds, of a time with a unit as `--max-time` has it, or of a clock's with or without days.
+    """Seconds, from a time with a unit like `--max-time`, or from D-HH:MM:SS with or without days.
 
     >>> read_time("90m"), read_time("02:30:00"), read_time("1-12:00:00")
     (5400, 9000, 129600)
@@ -44,7 +44,7 @@ def read_memory(text: str) -> int:
 
 
 def show_clock(seconds: int) -> str:
-    """Hours, minutes and seconds; every scheduler takes more than 24 hours.
+    """HH:MM:SS; every scheduler accepts more than 24 hours.
 
     >>> show_clock(129600)
     '36:00:00'
@@ -58,7 +58,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 @dataclass(frozen=True)
 class Period:
-    """Steps, seconds, or neither: then only the end of an epoch brings the replicas together.
+    """A number of steps, of seconds, or neither: then only the end of an epoch counts.
 
     >>> Period.parse(8).is_over(steps=8, seconds=0.1), Period.parse("2m").is_over(3, 90.0)
     (True, False)
@@ -69,7 +69,7 @@ class Period:
 
     @classmethod
     def parse(cls, every: int | str) -> Period:
-        """From `epoch`, a number of steps, or a time as "10s", "2m", "1h"."""
+        """From `epoch`, a number of steps, or a time like "10s", "2m", "1h"."""
         if every == "epoch":
             return cls()
         if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
@@ -82,7 +82,7 @@ class Period:
         )
 
     def is_over(self, steps: int, seconds: float) -> bool:
-        """Whether that many steps and seconds after the last meeting the next one is due."""
+        """Whether the period is over after so many steps and seconds."""
         if self.steps is not None:
             return steps >= self.steps
         return self.seconds is not None and seconds >= self.seconds
@@ -92,7 +92,7 @@ _UNITS = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4}
 
 
 def read_bytes(text: str | int) -> int:
-    """Bytes, of a number of them or of text with a unit; K, M, G and T are powers of 1024.
+    """Bytes, from a number or from text with a unit; K, M, G and T are powers of 1024.
 
     >>> read_bytes("10GB"), read_bytes("1.5 M"), read_bytes(4096)
     (10737418240, 1572864, 4096)
@@ -105,7 +105,7 @@ def read_bytes(text: str | int) -> int:
 
 
 def show_bytes(count: int) -> str:
-    """A size for people.
+    """A size as text.
 
     >>> show_bytes(10737418240), show_bytes(812)
     ('10.0 GB', '812 bytes')

@@ -1,4 +1,4 @@
-"""Open a file by a name that came from outside: a regular file, and nothing that could block."""
+"""Open regular files only: names from outside may lead to pipes or devices that block."""
 
 import errno
 import os
@@ -10,9 +10,9 @@ NOT_REGULAR = "it is a pipe or device, expected a file"
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading; an OSError refuses what is no regular file.
+    """Open a file for reading; an OSError if it is not a regular file.
 
-    To open a pipe is to wait for its writer, and to read a device may never end.
+    Opening a pipe would wait for its writer, and reading a device may never end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -24,12 +24,12 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def check_regular(path: Path) -> None:
-    """An OSError unless the path leads to a regular file."""
+    """Raise an OSError unless the path leads to a regular file."""
     _check(path, path.stat().st_mode)
 
 
 def is_regular(path: Path) -> bool:
-    """Whether there is such a file; a name that nothing can have is none."""
+    """Whether there is such a file; False for names that no file can have."""
     try:
         check_regular(path)
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Load a function that a user names by text: `file.py:function` or `package.module:function`."""
+"""Load your functions by name: `file.py:function` or `package.module:function`."""
 
 import importlib
 import importlib.util
@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.errors import ConfigError
 
-_LONGEST_TOLD = 500
+_LONGEST_SHOWN = 500
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -20,8 +20,8 @@ def load_function(spec: str) -> Callable[..., Any]:
 
     A file is loaded under its stem, with its directory on `sys.path`, so that its siblings can be
     imported; loading it again returns the same module. A module is looked for in the current
-    directory first, as `python -m` does. Text of any other form imports nothing: neither a web
-    address nor a drive's letter is a module.
+    directory first, as `python -m` does. Text of any other form imports nothing: a URL or a drive
+    letter is not a module.
     """
     place, _, name = spec.rpartition(":")
     is_file = place.endswith(".py")
@@ -35,18 +35,18 @@ def load_function(spec: str) -> Callable[..., Any]:
     except AttributeError:
         listed = ", ".join(_list_functions(module)) or "none"
         raise ConfigError(f"{place} has no function '{name}'; it has: {listed}") from None
-    except Exception as error:  # of a __getattr__ of the module's own
-        raise ConfigError(f"{spec} cannot be had: {describe_failure(error)}") from error
+    except Exception as error:  # from the module's own __getattr__
+        raise ConfigError(f"{spec} cannot be loaded: {describe_failure(error)}") from error
     if not callable(found):
         raise ConfigError(f"{spec} is a {type(found).__name__}, expected a function")
     return found
 
 
 def describe_failure(error: BaseException, file: str | None = None) -> str:
-    """The cause in one line, with the line of the user's file in which it arose, if known."""
+    """The cause in one line, with the line of your file where it arose, if known."""
     try:
         text = f"{type(error).__name__}: {error}"
-    except Exception:  # a user's exception whose own __str__ fails
+    except Exception:  # an exception whose own __str__ fails
         text = type(error).__name__
     text = _cut(" ".join(text.split()).removesuffix(":"))
     frames = traceback.extract_tb(error.__traceback__)
@@ -55,7 +55,7 @@ def describe_failure(error: BaseException, file: str | None = None) -> str:
 
 
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TOLD else f"{text[:_LONGEST_TOLD]}..."
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _is_module_name(place: str) -> bool:
@@ -111,7 +111,7 @@ def _load_module(name: str) -> ModuleType:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(missing + ".")):
             if name in (entry.name for entry in here.iterdir()):
-                raise ConfigError(f"{name} is no Python file; give it the ending .py") from None
+                raise ConfigError(f"{name} is not a Python file; give it the suffix .py") from None
             raise ConfigError(
                 f"there is no module '{missing}' on the path or in {here}; "
                 "write file.py:function to name a file"

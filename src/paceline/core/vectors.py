@@ -1,4 +1,4 @@
-"""Many arrays as one flat vector: where each lies, views onto it, what differs between ranks."""
+"""Many arrays as one flat vector: layouts, views, and what differs between ranks."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Vector = npt.NDArray[Any]
 """A flat, contiguous array of one float type."""
 
 ALIGNMENT_BYTES = 64
-"""Each array starts on a cache line: vector units want it, and some BLAS kernels choose their order
-of summation by alignment, so an unaligned copy of a model would not train bit for bit alike."""
+"""Each array starts on a cache line: vector units prefer it, and some BLAS kernels choose their
+order of summation by alignment, so an unaligned copy of a model would train to other bits."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def aligned_zeros(size: int, dtype: npt.DTypeLike) -> Vector:
 
 
 def differences(layouts: Sequence[Layout], limit: int = 5) -> list[str]:
-    """What the ranks' layouts disagree about, one sentence each, compared with rank 0's.
+    """How the ranks' layouts differ from rank 0's, one sentence each.
 
     >>> a = Layout.of([("w", (2, 3), "float32")])
     >>> differences([a, Layout.of([("w", (2, 4), "float32")])])
@@ -126,7 +126,7 @@ def differences(layouts: Sequence[Layout], limit: int = 5) -> list[str]:
 def _aligned(
     mine: Sequence[Entry], theirs: Sequence[Entry]
 ) -> Iterable[tuple[Entry | None, Entry | None]]:
-    """Pairs of entries of one name; what only one side has is paired with None."""
+    """Pairs of entries with the same name; None where one side lacks it."""
     by_name = {entry.name: entry for entry in theirs}
     names = {entry.name for entry in mine}
     if [entry.name for entry in mine] != [entry.name for entry in theirs] and names == set(by_name):
@@ -140,7 +140,7 @@ def _aligned(
 
 
 def is_finite(vector: Vector) -> bool:
-    """Whether no element is infinite or not a number; one pass, of which a BLAS is fond.
+    """Whether no element is infinite or NaN; one fast pass by BLAS.
 
     >>> is_finite(np.array([1e200, 2.0])), is_finite(np.array([1.0, np.nan]))
     (True, False)
@@ -150,7 +150,7 @@ def is_finite(vector: Vector) -> bool:
 
 
 def checksum(*arrays: npt.NDArray[Any]) -> int:
-    """A cheap hash of the bytes of contiguous arrays, to prove that ranks hold the same values."""
+    """A cheap hash of the bytes of contiguous arrays, to check that ranks hold the same values."""
     value = 0
     for array in arrays:
         value = zlib.crc32(array.reshape(-1).view(np.uint8).data, value)
@@ -158,12 +158,12 @@ def checksum(*arrays: npt.NDArray[Any]) -> int:
 
 
 def copy_vectors(live: Mapping[str, Vector]) -> dict[str, Vector]:
-    """Their values now."""
+    """Copies of the vectors."""
     return {name: vector.copy() for name, vector in live.items()}
 
 
 def fill_vectors(live: Mapping[str, Vector], saved: Mapping[str, Any]) -> None:
-    """Write them back; of ranks that are divided otherwise now, what they had does not fit."""
+    """Write saved values back, except where the size has changed with the number of ranks."""
     for name, vector in live.items():
         if name in saved and saved[name].shape == vector.shape:
             vector[:] = saved[name]

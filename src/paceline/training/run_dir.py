@@ -41,7 +41,7 @@ def find_run_dir(config: RunConfig) -> Path | None:
         return Path(config.resume).absolute()
     if config.run_dir is not None:
         return Path(config.run_dir).absolute()
-    names = (path for path in Path("runs").glob(f"*-{_stem(config)}*") if path.is_dir())
+    names = (path for path in Path("runs").glob(f"*-{config.short_name}*") if path.is_dir())
     same = (path for path in names if _is_run_of(config, path))
     unfinished = [p for p in same if (p / "checkpoints").is_dir() and not _is_finished(p)]
     return max(unfinished, default=None, key=lambda path: path.name)
@@ -96,17 +96,10 @@ def _is_used(path: Path) -> bool:
     return (path / "history.jsonl").exists() or any(path.glob("events/*.jsonl"))
 
 
-def _stem(config: RunConfig) -> str:
-    model = config.model
-    if not isinstance(model, str):
-        model = getattr(model, "__name__", type(model).__name__)
-    return f"{Path(model.replace(':', '-')).name.replace('.py', '')}-{config.rule.name}"
-
-
 def make_fresh(config: RunConfig) -> Path:
     """For example runs/20260131-154502-mnist-bsp, with a number behind it if that is taken."""
     top = Path(os.environ.get(TRIAL, "")) / "runs"  # a trial leaves nothing behind
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{_stem(config)}"
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.short_name}"
     for suffix in ("", *(f"-{number}" for number in range(2, 1000))):
         path = top / f"{name}{suffix}"
         with contextlib.suppress(FileExistsError):

@@ -98,7 +98,9 @@ def test_files_that_cannot_be_opened_are_named(tmp_path):
             load_function(f"{place}:build")
         assert len(str(caught.value)) < 6000
     write(tmp_path / "net.txt", "def build(): pass\n")
-    with pytest.raises(ConfigError, match=r"net\.txt is no Python file; give it the ending \.py"):
+    with pytest.raises(
+        ConfigError, match=r"net\.txt is not a Python file; give it the suffix \.py"
+    ):
         load_function("net.txt:build")
 
 
@@ -177,5 +179,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path):
 
 def test_a_module_that_fails_to_give_its_function_is_named(tmp_path):
     write(tmp_path / "moody_of_test.py", "def __getattr__(name):\n    raise OSError('moody')\n")
-    with pytest.raises(ConfigError, match=r"moody_of_test\.py:build cannot be had: OSError: moody"):
+    with pytest.raises(
+        ConfigError, match=r"moody_of_test\.py:build cannot be loaded: OSError: moody"
+    ):
         load_function("moody_of_test.py:build")

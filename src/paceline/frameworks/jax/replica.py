@@ -180,12 +180,12 @@ class JaxReplica(VectorReplica):
 
 
 class JaxLoop:
-    """There is no such loop: nothing in JAX could be hooked where a step is taken."""
+    """Not supported: JAX has no optimizer.step() to hook."""
 
     def __init__(self, model: JaxModel, optimizer: Any) -> None:
         raise ReplicaError(
-            "keep_pace exchanges where optimizer.step() is called, which loops of JAX do not do; "
-            "give the JaxModel to paceline.Trainer, with a Callback for what your loop does beside"
+            "keep_pace exchanges when optimizer.step() is called, which loops of JAX do not do; "
+            "give the JaxModel to paceline.Trainer, with a Callback for what else your loop does"
         )
 
 

@@ -1,4 +1,4 @@
-"""What a JAX model keeps beside its parameters, as flat vectors."""
+"""A JAX model's state besides its parameters, as flat vectors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paceline.frameworks.jax.trees import from_plain, is_float, named_leaves, to
 
 
 class JaxState:
-    """A pytree: its floats are buffers (BatchNorm statistics), all else are constants (counters,
+    """A pytree: its floats are buffers (BatchNorm statistics), the rest are constants (counters,
     random keys)."""
 
     def __init__(self, tree: Any) -> None:

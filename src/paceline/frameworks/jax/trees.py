@@ -55,7 +55,7 @@ class TreeLayout:
         return cls(layout, jax.tree_util.tree_structure(tree))
 
     def cut(self, flat: Any, as_they_were: bool = True) -> Any:
-        """The tree whose leaves are parts of this vector, in their own types or in the vector's."""
+        """The tree whose leaves are slices of this vector, in their own types or the vector's."""
         leaves = []
         for entry in self.layout.entries:
             part = jax.lax.slice(flat, (entry.offset,), (entry.offset + entry.size,))
@@ -79,8 +79,8 @@ def is_float(leaf: Any) -> bool:
 
 
 def to_plain(leaf: Any) -> Vector:
-    """A copy in numpy; types that numpy does not know become unsigned integers of their size, and
-    random keys their numbers."""
+    """A copy in numpy; types that numpy does not have become unsigned integers of their size, and
+    random keys their data."""
     if _is_key(leaf):
         leaf = jax.random.key_data(leaf)
     array = np.array(leaf, order="C")
@@ -90,7 +90,7 @@ def to_plain(leaf: Any) -> Vector:
 
 
 def from_plain(array: Vector, like: Any) -> Any:
-    """What `to_plain` was given, of the kind that `like` is."""
+    """The inverse of `to_plain`, with the type of `like`."""
     if _is_key(like):
         numbers = jnp.array(np.asarray(array, np.uint32))
         return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(like))
@@ -102,10 +102,10 @@ def from_plain(array: Vector, like: Any) -> Any:
 
 
 def alias(vector: Vector) -> Any | None:
-    """A JAX array on the very memory of a numpy vector; None where the device cannot have that.
+    """A JAX array on the memory of a numpy vector; None where the device does not support that.
 
-    JAX takes arrays for constant. So whoever writes to the vector first waits for all that was
-    computed from the array, and never asks JAX for its values.
+    JAX assumes that arrays are constant. So before writing to the vector, wait for everything that
+    was computed from the array, and never ask JAX for its values.
     """
     array = jax.device_put(vector)
     return array if array.unsafe_buffer_pointer() == vector.ctypes.data else None

@@ -1,7 +1,7 @@
-"""Run the graph of a `.pt2` file (torch.export), without anything in it that could run code.
+"""Run the graph of a `.pt2` file (torch.export) without running any code in it.
 
-torch.export.load unpickles parts of such files, evaluates expressions in them and calls whatever
-function of Python they name. Here the graph is read as JSON, the weights as bytes, and every node
+torch.export.load unpickles parts of such files, evaluates expressions in them and calls any Python
+function that they name. Here the graph is read as JSON, the weights as bytes, and every node
 must name an operator of ATen, or plain arithmetic on sizes.
 """
 
@@ -35,19 +35,19 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
     **{f"_operator.{n}": getattr(operator, n) for n in ("getitem", "neg", "eq", "ge", "le")},
 }
 _FORBIDDEN = ("from_file", "save", "set_data")
-"""Operators of ATen that reach beyond the tensors they are given."""
+"""Operators of ATen that touch more than the tensors they are given."""
 _AS_THEY_ARE = {
     *("as_int", "as_ints", "as_float", "as_floats", "as_bool", "as_bools"),
     *("as_string", "as_int_lists", "as_float_lists"),
 }
 _MODES = ("train", "training")
-"""Arguments of dropout and normalisation that tell whether the model is being trained."""
+"""Arguments of dropout and normalisation that say whether the model is training."""
 
 
 class ExportedModule(torch.nn.Module):
     """The graph as a module, with the parameters and buffers under their own names.
 
-    Dropout and BatchNorm follow `train()` and `eval()` again, whichever the model was exported in.
+    Dropout and BatchNorm follow `train()` and `eval()`, whichever the model was exported in.
     """
 
     def __init__(self, program: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
@@ -85,12 +85,12 @@ class _Node:
         given = {item["name"]: item["arg"] for item in node["inputs"]}
         self._named = [(name, _reader(arg)) for name, arg in given.items()]
         self._keyword = [item["kind"] == 2 for item in node["inputs"]]
-        # BatchNorm without statistics of its own always takes those of the batch.
+        # BatchNorm without its own statistics always uses those of the batch.
         self._follows = "as_none" not in given.get("running_mean", {})
         self._outputs = [_names_of(output) for output in node["outputs"]]
         first = node["inputs"][0]["arg"].get("as_tensor", {}) if node["inputs"] else {}
         in_place = node["target"].split(".")[-2].endswith("_")
-        self._counts = in_place and first.get("name") in held  # BatchNorm's counter of batches
+        self._counts = in_place and first.get("name") in held  # BatchNorm's batch counter
 
     def run(self, values: dict[str, Any], training: bool) -> None:
         if self._counts and not training:
@@ -127,7 +127,7 @@ def read_program(path: Path) -> ExportedModule:
             return ExportedModule(program, tensors)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    except Exception as error:  # whatever a damaged archive, or a graph that fits nothing, gives
+    except Exception as error:  # anything, from a damaged archive or graph
         raise ConfigError(
             f"{path} is not what torch.export.save writes: {describe_failure(error)}; export it "
             f"again, or {_REMEDY}"
@@ -160,16 +160,16 @@ def _find_operator(target: str) -> Callable[..., Any]:
         return _ARITHMETIC[target]
     parts = target.split(".")
     if parts[:3] != ["torch", "ops", "aten"] or len(parts) != 5 or parts[3] in _FORBIDDEN:
-        raise ConfigError(f"it calls {target!r}, which is no operator that is run here; {_REMEDY}")
+        raise ConfigError(f"it calls {target!r}, which is not an allowed operator; {_REMEDY}")
     packet = getattr(torch.ops.aten, parts[3], None)
     found: Any = getattr(packet, parts[4], None)
     if not isinstance(found, torch._ops.OpOverload):
-        raise ConfigError(f"it calls {target!r}, which this torch does not know; {_REMEDY}")
+        raise ConfigError(f"it calls {target!r}, which this torch does not have; {_REMEDY}")
     return found  # type: ignore[no-any-return]
 
 
 def _reader(arg: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
-    """How an argument is had from the values so far."""
+    """How to get an argument from the values so far."""
     (kind, value), *_ = arg.items()
     if kind in ("as_tensor", "as_sym_int", "as_sym_bool", "as_sym_float"):
         return _one(value)
@@ -185,7 +185,7 @@ def _reader(arg: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
         "as_device": lambda: torch.device("cpu"),
     }
     if kind not in constants:
-        raise ConfigError(f"it has an argument of kind '{kind}', which is not run here; {_REMEDY}")
+        raise ConfigError(f"it has an argument of kind '{kind}', which is not supported; {_REMEDY}")
     constant = constants[kind]()
     return lambda values: constant
 
