@@ -413,7 +413,7 @@ def test_the_command_names_what_is_wrong(tmp_path, monkeypatch, capsys):
         (["--gem-lr", "0.1"], "--gem-lr: mode gem does not exist here"),
         (["--processes", "2"], "--processes: a worker is one rank"),
         (["--mode", "gem"], "mode is 'gem'"),
-        (["--easgd", "--mode", "sgd"], "--easgd and --mode sgd: name one"),
+        (["--easgd", "--mode", "sgd"], "--easgd and --mode sgd: give one"),
         (["--elastic-force", "0.5"], "--elastic-force is for --mode easgd"),
         (["--torch"], "mnist_arch.json is not a file of this kind; expected .torch"),
         (["--worker-optimizer-params", "lr=3"], "expected {'lr': 0.1, ...}"),

@@ -16,9 +16,9 @@ COMMANDS = {
     "data": "write a data set as files",
     "doctor": "check whether training would run here",
     "export": "write the plain model of a run to a file",
-    "bench": "measure ours against its peers",
-    "tune": "find out how many ranks and threads are fastest",
-    "submit": "hand a training or a script to Slurm, Grid Engine, PBS or LSF",
+    "bench": "measure Paceline against its peers",
+    "tune": "find how many ranks and threads are fastest",
+    "submit": "submit a training or a script to Slurm, Grid Engine, PBS or LSF",
     "mpi-learn": "train as mpi_learn's MPIDriver.py does",
 }
 """Each subcommand and its line in the help."""
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser(called: str | None) -> argparse.ArgumentParser:
-    """Of the subcommand that is called; the others are needed for the list of them alone."""
+    """Has the called subcommand; the others are needed only to list them."""
     parser = argparse.ArgumentParser(
         prog="paceline",
         description="Train one neural network on many processes that keep pace by a rule.",
@@ -54,7 +54,7 @@ def _make_parser(called: str | None) -> argparse.ArgumentParser:
 
 
 def _report(error: PacelineError) -> int:
-    """Say what went wrong, unless another rank has said it; the exit code."""
+    """Report the error, unless another rank has reported it; return the exit code."""
     from paceline.cluster.detect import detect
     from paceline.runtime.failure import exit_code, is_first_to_report, wait_for_turn
 

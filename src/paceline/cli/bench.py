@@ -1,4 +1,4 @@
-"""`paceline bench`: measure ours and its peers, in one run on this machine."""
+"""`paceline bench`: measure Paceline and its peers, in one run on this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
     default_rounds(args)
-    _check_places(args)
+    _check_outputs(args)
     bench: Bench = args.measured
     rows = bench.measure(args)
     sys.stdout.write(_render(rows, args.rounds, given))
@@ -40,8 +40,8 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     return 0
 
 
-def _check_places(args: argparse.Namespace) -> None:
-    """Before hours of measuring, not after."""
+def _check_outputs(args: argparse.Namespace) -> None:
+    """Check output files before hours of measuring, not after."""
     if args.plot is not None:
         check_plot(args.plot)
     for path in (args.json, args.plot):

@@ -1,4 +1,4 @@
-"""`paceline data`: data sets as files, to train on and to try things with."""
+"""`paceline data`: write data sets as files to train on."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def add_parser(commands: Any) -> None:
         dest="origin",
         choices=("mnist", "digits"),
         default="mnist",
-        help="the full set (default), or the 10,000 + 2,000 digits that come along",
+        help="the full set (default), or the 10,000 + 2,000 digits that come with Paceline",
     )
     mnist.add_argument(
         "--data-dir",
         metavar="DIR",
-        help="where the full MNIST lies (default: $PACELINE_DATA, then the cache, else fetched)",
+        help="where the full MNIST is (default: $PACELINE_DATA, then the cache, else downloaded)",
     )
     mnist.add_argument("--force", action="store_true", help="replace what is there")
     mnist.set_defaults(function=run)
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
     if args.origin == "digits" and args.data_dir is not None:
-        raise ConfigError("--data-dir is read for the full MNIST only, and --from says digits")
+        raise ConfigError("--data-dir is for the full MNIST only, and --from is digits")
     read_part = digits.read_part if args.origin == "digits" else read_mnist(args.data_dir)
     named = write_files(
         args.folder, read_part, format=args.format, files=args.files, force=args.force

@@ -1,4 +1,4 @@
-"""`paceline doctor`: would training run here, and if not, what is to be done?"""
+"""`paceline doctor`: would training run here, and if not, what to do?"""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_parser(commands: Any) -> None:
         help="the hosts of the scheduler's job that this runs in (the default inside a job)",
     )
     parser.add_argument(
-        "-n", "--ranks", type=int, metavar="N", help="the ranks you mean to train with"
+        "-n", "--ranks", type=int, metavar="N", help="the ranks that you plan to train with"
     )
     parser.add_argument("--quick", action="store_true", help="start no ranks")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -46,7 +46,7 @@ def add_parser(commands: Any) -> None:
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
     if (_rank() or 0) > 0:
-        return 0  # the first of several speaks
+        return 0  # rank 0 reports
     if args.ranks is not None and args.ranks < 1:
         raise ConfigError(f"-n is {args.ranks}, expected 1 or more")
     question = Question(_hosts(args), _allocation(args), args.ranks, args.quick)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
 
 @contextmanager
 def _ending_in_order() -> Iterator[None]:
-    """A request to end is an exception, so that ranks which were started are ended, too."""
+    """Turn SIGTERM into an exception, so that ranks that were started are ended, too."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
@@ -85,7 +85,7 @@ def _allocation(args: argparse.Namespace) -> Allocation | None:
     allocation = read_allocation()
     if args.in_job and allocation is None:
         raise LaunchError(
-            "--in-job was said, but this is no job of Slurm, Grid Engine, PBS or LSF. Say it in a "
+            "--in-job was given, but this is no job of Slurm, Grid Engine, PBS or LSF. Use it in a "
             "job's script or shell (salloc, qrsh), or name the machines with --hosts"
         )
     return allocation
@@ -94,7 +94,7 @@ def _allocation(args: argparse.Namespace) -> Allocation | None:
 def _rank() -> int | None:
     try:
         return detect().rank
-    except LaunchError:  # one of the things that doctor tells
+    except LaunchError:  # doctor reports it
         return None
 
 

@@ -14,7 +14,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         description="Write the model of a run to a file for use without Paceline: what the "
-        "finished run saved, or where its newest checkpoint has it. Example: paceline export "
+        "finished run saved, or that of its newest checkpoint. Example: paceline export "
         "runs/20260131-154502-mnist-bsp model.pt",
         usage="paceline export RUN FILE [--checkpoint [NAME]] [--force]",
     )
@@ -23,15 +23,15 @@ def add_parser(commands: Any) -> None:
         "file",
         metavar="FILE",
         type=Path,
-        help="the suffix tells the format: .safetensors, .pt (a torch state_dict), .npz, or .keras "
-        "of a Keras model",
+        help="its suffix selects the format: .safetensors, .pt (a torch state_dict), .npz, or "
+        ".keras for a Keras model",
     )
     parser.add_argument(
         "--checkpoint",
         nargs="?",
         const=NEWEST,
         metavar="NAME",
-        help="export a checkpoint, though the run has finished: the newest sound one, or that of "
+        help="export a checkpoint even if the run has finished: the newest valid one, or that of "
         "this name or step",
     )
     parser.add_argument("--force", action="store_true", help="replace FILE if it exists")

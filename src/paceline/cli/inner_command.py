@@ -33,7 +33,7 @@ class InnerCommand:
     is_new: bool = False
     """Whether we chose the directory's name, so nobody may have made it before the job."""
     ranks: int | None = None
-    """As the command itself says."""
+    """As given to the command itself."""
     threads: int | None = None
     tasks: tuple[tuple[str, ...], ...] = ()
     """The arguments that each task of an array adds."""

@@ -19,9 +19,9 @@ from paceline.runtime.world import init
 _BETA = 0.9
 
 _FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--tf", {"action": "store_true", "help": "let Keras use TensorFlow"}),
+    ("--tf", {"action": "store_true", "help": "Keras uses TensorFlow"}),
     ("--torch", {"action": "store_true", "help": "the model is a torch module"}),
-    ("--model_weights", {"metavar": "FILE", "help": "weights that the model begins with"}),
+    ("--model_weights", {"metavar": "FILE", "help": "initial weights of the model"}),
     ("--trial-name", {"default": "train", "help": "part of the history's name (default train)"}),
     ("--features-name", {"default": "features", "help": "dataset of the inputs"}),
     ("--labels-name", {"default": "labels", "help": "dataset of the targets"}),
@@ -31,7 +31,7 @@ _FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--masters",
         {"type": int, "default": 1, "help": "ranks that hold the centre (default 1; 0: all train)"},
     ),
-    ("--synchronous", {"action": "store_true", "help": "all workers meet at once"}),
+    ("--synchronous", {"action": "store_true", "help": "all workers exchange at once"}),
     ("--epochs", {"type": int, "default": 1, "help": "times through the data (default 1)"}),
     ("--optimizer", {"default": "adam", "help": "the master's: sgd, adadelta, rmsprop, adam"}),
     ("--loss", {"default": "binary_crossentropy", "help": "(default binary_crossentropy)"}),
@@ -61,12 +61,12 @@ _FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
         "--restore",
         {
             "metavar": "DIR",
-            "help": "go on with the run in DIR; auto: with that of --checkpoint, if it has begun",
+            "help": "resume the run in DIR; auto: that of --checkpoint, if it has begun",
         },
     ),
-    ("--verbose", {"action": "store_true", "help": "tell the loss of every batch"}),
+    ("--verbose", {"action": "store_true", "help": "print the loss of every batch"}),
 )  # fmt: skip
-"""Flags of MPIDriver.py that do what they did."""
+"""Flags of MPIDriver.py that work as they did."""
 
 _NEEDLESS: dict[str, tuple[dict[str, Any], str]] = {
     "--profile": ({"action": "store_true"}, "where time goes is in every run's summary"),
@@ -78,9 +78,9 @@ _NEEDLESS: dict[str, tuple[dict[str, Any], str]] = {
     "--max-gpus": ({"type": int}, "ranks get GPUs in turn; CUDA_VISIBLE_DEVICES= keeps them off"),
     "--master-gpu": ({"action": "store_true"}, "masters do not compute gradients"),
     "--log-file": ({}, "history, events and summary are in the run directory"),
-    "--log-level": ({}, "what needs saying is said"),
+    "--log-level": ({}, "warnings are always shown"),
 }
-"""Flags that are accepted, and why they need nothing today."""
+"""Flags that are accepted without effect, and why."""
 
 _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "--processes": ({"type": int}, "a worker is one rank; start more ranks (-n)"),
@@ -124,7 +124,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     if args.val_data is None:
         raise ConfigError("VAL_LIST is missing: paceline mpi-learn MODEL TRAIN_LIST VAL_LIST")
     if args.restarts and args.checkpoint is None:
-        raise ConfigError("--restarts needs --checkpoint DIR, where the run can go on from")
+        raise ConfigError("--restarts needs --checkpoint DIR, from which the run can resume")
     _check_settings(args)
     again = [*given, "--restore", "auto"]
     return start_or_join(read_rank_options(args), given, lambda: _train(args), lambda: again)
@@ -149,7 +149,7 @@ def _build(args: argparse.Namespace) -> int:
 
 
 def _check_settings(args: argparse.Namespace) -> None:
-    """Find what is wrong before ranks are started; tell what needs nothing, once."""
+    """Find faults before ranks are started; report flags without effect, once."""
     _make_algo(args, workers=1)
     _make_builder(args)
     for name in (args.train_data, args.val_data):
@@ -166,10 +166,10 @@ def _make_algo(args: argparse.Namespace, workers: int) -> Any:
 
     elastic = args.easgd or args.mode == "easgd"
     if args.easgd and args.mode not in (None, "easgd"):
-        raise ConfigError(f"--easgd and --mode {args.mode}: name one of them")
+        raise ConfigError(f"--easgd and --mode {args.mode}: give one of them")
     force = args.elastic_force
     if force is not None and not elastic:
-        raise ConfigError("--elastic-force is for --mode easgd; leave it out")
+        raise ConfigError("--elastic-force is for --mode easgd; omit it")
     if elastic and force is not None:
         force /= workers
     return Algo(
@@ -200,7 +200,7 @@ def _make_builder(args: argparse.Namespace) -> Any:
     from paceline.mpi_learn import ModelFromJson, ModelFromJsonTF, ModelPytorch
 
     if args.tf and args.torch:
-        raise ConfigError("--tf and --torch: name one of them")
+        raise ConfigError("--tf and --torch: give one of them")
     by_torch = args.torch or Path(args.model).suffix in ModelPytorch.suffixes
     kind = ModelPytorch if by_torch else ModelFromJsonTF if args.tf else ModelFromJson
     builder = kind(filename=args.model, weights=args.model_weights)
@@ -211,7 +211,7 @@ def _make_builder(args: argparse.Namespace) -> Any:
 def _train(args: argparse.Namespace) -> int:
     world = init()
     try:
-        _carry_out(args, world.size)
+        _run_manager(args, world.size)
     except Interrupted as error:  # on all ranks: nobody waits
         if world.rank == 0:
             sys.stderr.write(f"paceline: {error}\n")
@@ -223,7 +223,7 @@ def _train(args: argparse.Namespace) -> int:
     return 0
 
 
-def _carry_out(args: argparse.Namespace, ranks: int) -> None:
+def _run_manager(args: argparse.Namespace, ranks: int) -> None:
     from paceline.mpi_learn import H5Data, MPIManager
 
     masters = 0 if args.synchronous or ranks == 1 else args.masters
@@ -249,16 +249,16 @@ def _carry_out(args: argparse.Namespace, ranks: int) -> None:
     )
     manager.train()
     if manager.is_master:
-        _tell(args, manager.process)
+        _report(args, manager.process)
 
 
-def _tell(args: argparse.Namespace, process: Any) -> None:
+def _report(args: argparse.Namespace, process: Any) -> None:
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
 
     name = f"{Path(args.model).stem}_{args.trial_name}_history.json"
-    told = {key: value for key, value in vars(args).items() if key != "function"}
-    process.record_details(name, meta={"args": told})
+    given = {key: value for key, value in vars(args).items() if key != "function"}
+    process.record_details(name, meta={"args": given})
     result, width = process.result, read_width(os.environ)
     terminal = has_terminal(os.environ, sys.stdout)
     render_final(result.history, sys.stdout, terminal, width, result.summary["ranks"])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from paceline.launch.ranks import RankRequest
 
 MOST_RANKS = 1_000_000
-"""Of a job on many hosts."""
+"""The limit for a job on many hosts."""
 
 
 def add_rank_options(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         type=partial(_positive, most=MOST_RANKS),
         metavar="N",
-        help="processes to start (default: the physical cores available; under mpirun or srun "
+        help="processes to start (default: one per physical core; under mpirun or srun "
         "theirs are joined instead)",
     )
     parser.add_argument(
@@ -36,7 +36,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
         "--hosts",
         metavar="A:16,B:16",
         help="machines to start ranks on by ssh, each with its number of ranks (default: its "
-        "cores); in a job of a scheduler its hosts are known already",
+        "cores); in a job of a scheduler the granted hosts are used",
     )
     where.add_argument(
         "--hostfile", metavar="FILE", help="the same from a file: a host per line, as A:16"
@@ -56,7 +56,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_rank_options(args: argparse.Namespace) -> RankRequest:
-    """What `add_rank_options` made of the command line."""
+    """The values of the options that `add_rank_options` adds."""
     from paceline.launch.ranks import RankRequest  # not for --help: it takes long
 
     return RankRequest(

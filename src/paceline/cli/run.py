@@ -1,4 +1,4 @@
-"""`paceline run`: start any Python script as ranks of one world."""
+"""`paceline run`: start any Python script on several ranks."""
 
 from __future__ import annotations
 

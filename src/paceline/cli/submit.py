@@ -1,4 +1,4 @@
-"""`paceline submit`: hand a training or a script to a scheduler."""
+"""`paceline submit`: submit a training or a script to a scheduler."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _RESOURCES: tuple[tuple[str, str, str, str], ...] = (
         "how long before the limit the job is told to save (default 90s, less for short jobs)",
     ),
     ("queue", "--queue", "NAME", "queue or partition (default: the site's)"),
-    ("account", "--account", "NAME", "account or project that pays"),
+    ("account", "--account", "NAME", "account or project to charge"),
     ("gpus_per_node", "--gpus-per-node", "N", "GPUs on each node"),
-    ("name", "--name", "NAME", "of the job (default: model and rule, or the script's)"),
+    ("name", "--name", "NAME", "of the job (default: model and rule, or the script's name)"),
     (
         "requeue",
         "--requeue",
         "N",
-        "how often a job that has saved goes back into the queue (default: 10 for train, 0 for "
-        "run, whose script must end with code 75 once it has saved)",
+        "how often a job that has saved is requeued (default: 10 for train, 0 for run, whose "
+        "script must end with code 75 once it has saved)",
     ),
 )
 _LISTS: tuple[tuple[str, str, str, str], ...] = (
@@ -53,18 +53,18 @@ _LISTS: tuple[tuple[str, str, str, str], ...] = (
         "env",
         "--env",
         "NAME[=VALUE]",
-        "set a variable in the job; without a value: to what it is here, and the script does not "
-        "tell it; may be repeated",
+        "set a variable in the job; without a value: to its value here, which the script does not "
+        "contain; may be repeated",
     ),
-    ("after", "--after", "ID[,ID]", "start when these jobs have ended well"),
-    ("extra", "--extra", "TEXT", "a directive as the scheduler writes it; may be repeated"),
+    ("after", "--after", "ID[,ID]", "start when these jobs have succeeded"),
+    ("extra", "--extra", "TEXT", "a directive in the scheduler's syntax; may be repeated"),
 )
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "submit",
-        description="Write a job script, and hand it to the scheduler. Example: paceline submit "
+        description="Write a job script, and submit it to the scheduler. Example: paceline submit "
         "slurm --nodes 2 --ranks-per-node 8 --time 2h -- train mnist --epochs 20",
     )
     schedulers = parser.add_subparsers(dest="scheduler", metavar="SCHEDULER", required=True)
@@ -79,7 +79,7 @@ def _add_scheduler(schedulers: Any, key: str, scheduler: Scheduler) -> None:
         usage=f"paceline submit {key} [RESOURCES] -- train ... | run ...",
         description=f"Submit a command to {scheduler.TITLE}. {scheduler.SUBMIT_NOTES}"
         "Before its time limit a training saves, goes back into the queue and resumes from there.",
-        epilog="Script, log and exit code lie in the run directory: job.sh, job-ID.log, "
+        epilog="Script, log and exit code are in the run directory: job.sh, job-ID.log, "
         "job-ID.exit. Exit code: 0 submitted, 2 wrong settings, 1 refused; with --wait the job's.",
     )
     for name, flag, metavar, text in _RESOURCES:
@@ -116,26 +116,28 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
         return _wait(job, scheduler)
     state = scheduler.read_state(job.id, ask_scheduler)
     if state.kind == "stuck":
-        sys.stderr.write(f"paceline: job {job.id} will wait: {explain_stuck(scheduler, state)}\n")
+        sys.stderr.write(
+            f"paceline: job {job.id} will not start: {explain_stuck(scheduler, state)}\n"
+        )
     return 0
 
 
 def _submit(args: argparse.Namespace, scheduler: Scheduler) -> tuple[JobRequest, Submitted]:
-    """Hand it in; others may take the name of its run directory just before us: then by another."""
+    """Submit it; if another process takes the name of its run directory, choose another."""
     for _ in range(_NAMES_TRIED):
         request, is_new = _read_request(args, scheduler)
         with suppress(RunDirTaken):
             return request, submit(request, scheduler, is_new)
     raise LaunchError(
-        f"{_NAMES_TRIED} run directories were taken by others, the last {request.run_dir}; give "
-        "--run-dir"
+        f"{_NAMES_TRIED} run directories were taken by other processes, the last "
+        f"{request.run_dir}; give --run-dir"
     )
 
 
 def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> tuple[JobRequest, bool]:
-    """Read command and resources; what is wrong with either is told together.
+    """Read command and resources; the faults of both are reported together.
 
-    Also tells whether the run directory is a new one.
+    Also returns whether the run directory is a new one.
     """
     faults: list[str] = []
     command = InnerCommand("train", (), "job", Path("runs").absolute())
@@ -160,7 +162,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     names = [name for name, *_ in (*_RESOURCES, *_LISTS)]
     options = {name: getattr(args, name) for name in names} | {"pe": getattr(args, "pe", None)}
     data = os.environ.get("PACELINE_DATA")
-    if data:  # not every scheduler takes the variables of the shell along
+    if data:  # not every scheduler passes on the shell's variables
         options["env"] = [f"PACELINE_DATA={data}", *options["env"]]
     return options
 
@@ -178,9 +180,9 @@ def _known(command: InnerCommand) -> dict[str, Any]:
 
 
 def _contradictions(command: InnerCommand, request: JobRequest) -> list[str]:
-    """Numbers that the command gives as well as the resources, and otherwise; what is missing."""
+    """Numbers that differ between the command and the resources; missing variables."""
     faults = [
-        f"--env {name} takes its value from here, and {name} is not set: export it, or say "
+        f"--env {name} takes its value from here, and {name} is not set: export it, or use "
         f"--env {name}=VALUE"
         for name in request.passed
         if name not in os.environ
@@ -188,7 +190,7 @@ def _contradictions(command: InnerCommand, request: JobRequest) -> list[str]:
     if command.ranks not in (None, request.ranks):
         faults.append(
             f"the command says -n {command.ranks}, the resources {request.nodes} nodes x "
-            f"{request.ranks_per_node} ranks = {request.ranks}: leave -n away"
+            f"{request.ranks_per_node} ranks = {request.ranks}: omit -n"
         )
     if command.threads not in (None, request.threads):
         faults.append(
@@ -199,7 +201,7 @@ def _contradictions(command: InnerCommand, request: JobRequest) -> list[str]:
 
 
 def describe(job: Submitted, request: JobRequest, scheduler: Scheduler) -> str:
-    """What a person wants to know of a job that was taken."""
+    """What you want to know about a job that was accepted."""
     counts = (
         (request.nodes, "node"),
         (request.ranks_per_node, "rank"),
@@ -227,7 +229,7 @@ def _wait(job: Submitted, scheduler: Scheduler) -> int:
         return follow(job, scheduler, write, sys.stderr.write)
     except KeyboardInterrupt:
         sys.stderr.write(
-            f"paceline: not following job {job.id} any more; it goes on. Stop it: "
+            f"paceline: no longer following job {job.id}; it continues. Stop it: "
             f"{stop_command(scheduler, job)}\n"
         )
         return 130

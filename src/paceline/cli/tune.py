@@ -1,4 +1,4 @@
-"""`paceline tune`: how many processes?"""
+"""`paceline tune`: find the best number of ranks and threads."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "tune",
         description="Try a command on several numbers of ranks and threads, a few seconds each, "
-        "also on more ranks than cores: where examples are uneven, those fill the gaps. Tells "
+        "also on more ranks than cores: if examples are uneven, those fill the gaps. Shows "
         "samples/s, waiting and memory of each, and the command to use. Example: "
         "paceline tune -- train mnist",
         usage="paceline tune [--ranks 1,2,4] [--threads 1,2] [--seconds S] [--all] [--plot FILE] "
         "[--json FILE] [--hosts A:16,B:16] -- train ... | run ...",
         epilog="A trial is the real command, ended when enough is known; of `train` it saves "
-        "nothing. A script is measured by its steps under keep_pace or Trainer, else by the time "
-        "until it ends. Exit code: 0 measured, 1 all trials failed, 130 interrupted.",
+        "nothing. A script is measured by its steps under keep_pace or Trainer, else by its "
+        "duration. Exit code: 0 measured, 1 all trials failed, 130 interrupted.",
     )
     parser.add_argument(
         "--ranks",
         type=_numbers,
         metavar="LIST",
-        help="numbers of ranks to try (default: 1, 2, 4, ... the cores, and up to twice as many)",
+        help="numbers of ranks to try (default: 1, 2, 4, ... the cores, and up to twice that)",
     )
     parser.add_argument(
         "--threads",
@@ -61,7 +61,7 @@ def add_parser(commands: Any) -> None:
         help="how long to measure each, after start-up, at most (default 10)",
     )
     parser.add_argument(
-        "--all", action="store_true", help="measure all of them in full, also those that cannot win"
+        "--all", action="store_true", help="measure all in full, even those that cannot win"
     )
     parser.add_argument("--plot", metavar="FILE", help="draw the figures (.png, .svg or .pdf)")
     parser.add_argument("--json", metavar="FILE", help="write the figures for scripts")
@@ -81,13 +81,13 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
         check_plot(args.plot)
     for path in filter(None, (args.json, args.plot)):
         check_writable(Path(path))
-    room = _look_around(args)
-    patience = TrialLimits.of(args.seconds, args.all)
+    capacity = _find_capacity(args)
+    limits = TrialLimits.of(args.seconds, args.all)
     search = Search(
-        lambda setting, best: run_trial(command, setting, patience, best),
-        room.cores,
+        lambda setting, best: run_trial(command, setting, limits, best),
+        capacity.cores,
         thorough=args.all,
-        grow=args.ranks is None and room.most_ranks is None,
+        grow=args.ranks is None and capacity.most_ranks is None,
     )
     busy = describe_load(os.getloadavg()[0], available_cores())
     if busy is not None:
@@ -95,10 +95,10 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     code = 0
     try:
         with stoppable():
-            search.run(plan(room, args.ranks, args.threads))
+            search.run(plan(capacity, args.ranks, args.threads))
     except Stopped as stop:
         code = 128 + stop.number
-    return _report(args, command, search.outcomes, room.cores) or code
+    return _report(args, command, search.outcomes, capacity.cores) or code
 
 
 def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> TrialCommand:
@@ -131,8 +131,8 @@ def read_command(words: Sequence[str], passed_on: dict[str, str | None]) -> Tria
     )
 
 
-def _look_around(args: argparse.Namespace) -> Capacity:
-    """What the ranks share: this machine, or the hosts that were named or granted."""
+def _find_capacity(args: argparse.Namespace) -> Capacity:
+    """The cores that ranks share: this machine's, or those of named or granted hosts."""
     here, threads = available_cores(), 1
     hosts: tuple[Host, ...] = ()
     named = bool(args.hosts or args.hostfile)
@@ -147,13 +147,13 @@ def _look_around(args: argparse.Namespace) -> Capacity:
 def _report(
     args: argparse.Namespace, command: TrialCommand, outcomes: list[Outcome], cores: int
 ) -> int:
-    """Write what was found; 1 if all failed, else 0."""
+    """Write the results; return 1 if all trials failed, else 0."""
     failed = [outcome for outcome in outcomes if outcome.status == "failed"]
     best = best_of(outcomes)
     if failed and not any(outcome.estimate for outcome in outcomes):
         sys.stderr.write(failed[0].errors or f"paceline: {failed[0].reason}\n")
         if len(failed) == len(outcomes):
-            sys.stderr.write("paceline: no setting could be measured; the first said the above\n")
+            sys.stderr.write("paceline: no setting could be measured; the first error is above\n")
             return 1
     sys.stdout.write(render_table(outcomes) + render_notes(outcomes))
     if best is not None:

@@ -62,7 +62,7 @@ LAUNCHERS = (
         "torchrun",
         WorldSizeAdvice(
             "torchrun started {n} processes",
-            "torchrun tells MPI nothing of the others. Start with `paceline run -n {n} script.py` "
+            "torchrun does not start MPI. Start with `paceline run -n {n} script.py` "
             "instead of torchrun.",
         ),
         _detect_torchrun,

@@ -38,7 +38,7 @@ _SOCKET_CLOSED = re.compile(r"\[(?P<node>[^\]:]+):\d+\] \*\*\* An error occurred
 _WHY = {
     signal.SIGKILL: "by hand, or out of memory",
     signal.SIGSEGV: "a crash in native code",
-    signal.SIGBUS: "a crash in native code, or a file or shared memory without room",
+    signal.SIGBUS: "a crash in native code, or no space in a file system or shared memory",
     signal.SIGILL: "an instruction that this processor does not have",
     signal.SIGABRT: "native code gave up",
 }
@@ -198,7 +198,7 @@ OPEN_MPI = OutputFormat(
     ends_with_nul=True,  # of PRRTE's C string
 )
 
-# MPICH 5.0.2 writes its banner to stdout, and the last words of MPI_Abort to stderr.
+# MPICH 5.0.2 writes its banner to stdout, and the message of MPI_Abort to stderr.
 HYDRA = OutputFormat(
     rule=re.compile(rb"={60,}\s*"),
     marks=(b"BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",),
@@ -248,7 +248,7 @@ class OutputFilter:
         return self._show(self._release())
 
     def close(self, failed: bool) -> bytes:
-        """Return the rest; with the dropped banners if the job failed and said nothing else."""
+        """Return the rest; with the dropped banners if the job failed and printed nothing else."""
         if self._block and self._format.is_banner([*self._block, self._partial]):
             self._dropped += [*self._block, self._partial]
             self._block, self._partial = [], b""

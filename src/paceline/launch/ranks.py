@@ -36,7 +36,7 @@ _FINAL_CODES = (0, 2, SAVED)
 
 @dataclass(frozen=True, kw_only=True)
 class RankRequest:
-    """How many ranks the user asked for, and where; None: not said."""
+    """How many ranks the user asked for, and where; None: unspecified."""
 
     ranks: int | None = None
     threads: int | None = None
@@ -130,7 +130,7 @@ def _check_launched(environment: Environment, request: RankRequest) -> None:
     """Refuse options that contradict the launcher; ours was given the same options."""
     if request.ranks not in (None, environment.size):
         raise LaunchError(
-            f"you said -n {request.ranks}, but {environment.kind} has started {environment.size} "
+            f"you gave -n {request.ranks}, but {environment.kind} has started {environment.size} "
             "ranks already; omit -n"
         )
     if (

@@ -109,7 +109,7 @@ def check_ctrl_c_spares_the_job(user: Submitting, stop: str) -> str:
         _, errors = process.communicate(timeout=HANG_S)
         assert process.returncode == 130, errors
         job = user.job()
-        assert f"it goes on. Stop it: {stop} {job}" in errors
+        assert f"it continues. Stop it: {stop} {job}" in errors
         assert any(user.cluster.processes(node) for node in (1, 2))
         user.cluster.tell(stop, job)
         user.check_nothing_is_left()

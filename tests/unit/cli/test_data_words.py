@@ -42,7 +42,7 @@ def test_nothing_is_replaced_unless_asked_for(tmp_path, command):
     [
         (("--from", "digits", "--files", "0"), "ConfigError: files is 0, expected 1 or more"),
         (("--from", "digits", "--files", "20000"), "ConfigError: 20000 train files of 10000"),
-        (("--from", "digits", "--data-dir", "x"), "ConfigError: --data-dir is read for the full"),
+        (("--from", "digits", "--data-dir", "x"), "ConfigError: --data-dir is for the full"),
         (("--data-dir", "nowhere"), "DataError: MNIST is not in nowhere"),
     ],
 )

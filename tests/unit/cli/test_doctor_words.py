@@ -8,7 +8,7 @@ import pytest
     [
         (("-n", "0"), "-n is 0, expected 1 or more"),
         (("--hosts", "a:x"), "'a:x' is not a host"),
-        (("--in-job",), "--in-job was said, but this is no job"),
+        (("--in-job",), "--in-job was given, but this is no job"),
     ],
 )
 def test_wrong_words_are_refused(command, words, said):

@@ -51,5 +51,5 @@ def test_another_number_of_ranks_than_mpirun_has_started_is_refused(command, scr
     done = command("run", "-n", "3", "--", script, **ranks)
     assert done.returncode == 1
     assert done.stderr.startswith(
-        "LaunchError: you said -n 3, but openmpi has started 2 ranks already"
+        "LaunchError: you gave -n 3, but openmpi has started 2 ranks already"
     )

@@ -1,4 +1,4 @@
-"""What a thread does, read from its stack: it need not say so itself, and pays nothing."""
+"""What a thread does, read from its stack: the thread itself pays nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pu
 
 
 class Activity(NamedTuple):
-    """What a thread does, and the call into `comm` in which it waits."""
+    """The activity of a thread, and the call into `comm` in which it waits."""
 
     state: State
     where: str
@@ -34,9 +34,9 @@ class Activity(NamedTuple):
 
 
 def read_activity(thread: int) -> Activity:
-    """Read from its stack what a thread does.
+    """Read what a thread does from its stack.
 
-    It waits for other ranks in `comm`, or where steps are taken, for a thread of ours that does.
+    It waits for other ranks in `comm`, or, where steps are taken, for a thread of ours that does.
     """
     stack = read_stack(thread)
     if not stack:
@@ -59,7 +59,7 @@ def read_stack(thread: int) -> list[FrameType]:
     """The frames of a thread, innermost first; none if it has ended.
 
     One call into C from the first frame to the last. In a loop of Python the thread could run on
-    in between, and `f_back` of a frame that has meanwhile ended is not to be trusted: a loop over
+    in between, and `f_back` of a frame that has meanwhile ended is not valid: a loop over
     a torch program's stack crashes CPython 3.11.7 within a minute.
     """
     first = map(methodcaller("get", thread), starmap(sys._current_frames, [()]))
@@ -72,11 +72,11 @@ def _lies_in(frame: FrameType, place: str | tuple[str, ...]) -> bool:
 
 
 def _place(stack: list[FrameType]) -> FrameType:
-    """The innermost frame that tells somebody something: of a user's code, or of ours."""
-    return next((frame for frame in stack if _is_telling(frame.f_code.co_filename)), stack[0])
+    """The innermost frame of interest: of a user's code, or of ours."""
+    return next((frame for frame in stack if _is_of_interest(frame.f_code.co_filename)), stack[0])
 
 
-def _is_telling(file: str) -> bool:
+def _is_of_interest(file: str) -> bool:
     if file.startswith(_PACELINE):
         return not file.startswith((_COMM, _TORCH_BACKEND))
     return not file.startswith((*_LIBRARIES, "<frozen "))
