@@ -58,13 +58,18 @@ def fit(
     return results[0]
 
 
-def own_loop(rule, ranks, epochs=2, momentum=0.9, **settings):
+def own_loop(rule, ranks, epochs=2, momentum=0.9, begin_together=False, **settings):
+    """With `begin_together` ranks wait for each other before each epoch: gossip with a rank that is
+    epochs behind takes the others back."""
+
     def program(world):
         model = build()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=momentum)
         batches = paceline.shard(data(), BATCH, to=torch.from_numpy)
         with paceline.keep_pace(model, optimizer, rule=rule, **settings):
             for _ in range(epochs):
+                if begin_together:
+                    world.barrier()
                 for x, y in batches:
                     optimizer.zero_grad()
                     nn.functional.mse_loss(model(x), y).backward()

@@ -145,6 +145,18 @@ def test_masters_are_servers_and_synchronous_workers_need_none(
     assert config["rule"]["synchronous"] == synchronous
 
 
+def test_masters_and_other_settings_of_the_exchange_go_together(tmp_path):
+    def program(world):
+        manager = manage(
+            tmp_path, algo=Algo(None, mode="easgd"), num_epochs=1, exchange={"overlap": True}
+        )
+        manager.train()
+
+    run_world(3, program)
+    exchange = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["exchange"]
+    assert (exchange["servers"], exchange["overlap"]) == (1, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [

@@ -75,8 +75,8 @@ class MPIManager:
             _log.info("monitor and thread_validation have no effect: see docs/from-mpi-learn.md")
         saving = {} if checkpoint is None else _save_to(checkpoint, checkpoint_interval)
         stops = read_stops(early_stopping, target_metric)
-        # masters hold the centre and do not train
-        exchange = {} if synchronous else {"exchange": {"servers": masters}}
+        masters_hold_it = {} if synchronous else {"servers": masters}
+        exchange = {**masters_hold_it, **settings.pop("exchange", {})}
         request = RunRequest(
             num_epochs,
             train_list,
@@ -84,7 +84,7 @@ class MPIManager:
             algo.rule(synchronous),
             self.callbacks,
             verbose,
-            {"stop": stops, **exchange, **saving, **settings},
+            {"stop": stops, "exchange": exchange, **saving, **settings},
         )
         self.process = MPIProcess(self.world, data, algo, model_builder, request)
         if self.world.rank:

@@ -120,7 +120,7 @@ def test_training_converges_and_all_ranks_have_the_result(tmp_path, rule, exchan
 
 @every_rule
 def test_an_own_loop_does_the_same(rule, exchange, ranks):
-    found = own_loop(rule, ranks, epochs=40, momentum=0.0, exchange=exchange)
+    found = own_loop(rule, ranks, epochs=40, momentum=0.0, begin_together=True, exchange=exchange)
     assert found == pytest.approx([1.0, -2.0, 0.5, 0.0], abs=0.25)
 
 
