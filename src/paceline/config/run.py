@@ -27,7 +27,7 @@ from paceline.core.user_code import describe_failure
 from paceline.errors import ConfigError
 from paceline.models import MODELS
 from paceline.rules import RULES, Rule, describe_rule, make_rule
-from paceline.sync import ExchangeSettings, check_settings, make_settings
+from paceline.sync.settings import ExchangeSettings, check_settings, make_settings
 
 MOST_BATCHES = 1_000_000
 """No run adds up more for a step, nor keeps more checkpoints."""
@@ -78,13 +78,14 @@ class RunConfig(Section):
 
     rule: Annotated[
         Rule,
-        Group("Rule"),
+        Group("Rule and exchange"),
         Flag("--rule"),
         Values(names=tuple(RULES)),
     ] = Field(default_factory=lambda: make_rule("bsp"))
-    """How the ranks keep pace; `file.py:Class` for [your own rule](own-rule.md).
+    """How the ranks keep pace: `file.py:Class` for your own rule, or one of Paceline's.
 
-    Further keys of the section are settings of the rule: see [rules.md](rules.md)."""
+    Further keys of the section are settings of the rule: see [rules.md](rules.md), and for your own
+    [own-rule.md](own-rule.md)."""
     exchange: ExchangeSettings = ExchangeSettings()
 
     epochs: Annotated[int, Group("Length of the run"), Flag("--epochs")] = Field(5, ge=1, le=10**9)

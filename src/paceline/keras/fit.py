@@ -16,15 +16,10 @@ from paceline.frameworks.replica import FitLoop
 from paceline.observe import Stopwatch
 from paceline.rules import Rule, WeightRule
 from paceline.runtime.failure import fail
-from paceline.sync import (
-    AsynchronousExchange,
-    ExchangeContext,
-    ExchangeSettings,
-    load_common_weights,
-    make_exchange,
-    next_exchange_id,
-)
+from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.make import load_common_weights, make_exchange, next_exchange_id
 from paceline.sync.replicas import average_buffers, start_equal
+from paceline.sync.settings import ExchangeContext, ExchangeSettings
 from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
 
 _SEED_STRIDE = 1_000_003

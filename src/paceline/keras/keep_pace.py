@@ -20,7 +20,7 @@ from paceline.keras.fit import FitSession
 from paceline.rules import Rule, make_rule
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.world import init
-from paceline.sync import ExchangeSettings, check_settings, make_settings
+from paceline.sync.settings import ExchangeSettings, check_settings, make_settings
 from paceline.training.keras_callbacks import Advice, RankZeroCallbacks
 from paceline.training.loop.stepper import StepLimits
 

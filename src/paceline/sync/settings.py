@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from paceline.comm import World
 from paceline.core.suggestions import unknown_settings
@@ -15,6 +15,7 @@ from paceline.sync.saved import SavedCentre
 
 _log = logging.getLogger("paceline.sync")
 
+Wire = Literal["float32", "bfloat16", "float16", "int8", "powersgd"]
 WIRES = ("float32", "bfloat16", "float16", "int8")
 """The formats in which vectors travel."""
 POWERSGD = "powersgd"
@@ -42,18 +43,21 @@ class ExchangeSettings:
     a lossy wire rounds."""
 
     share: bool = True
-    """Rule bsp: the ranks of a node keep one copy of the parameters and of the optimizer's
-    state."""
+    """With `bsp`, the ranks of a node share one copy of parameters and optimizer state."""
     overlap: bool | None = None
-    """Whether to exchange while computing goes on. By default yes for the gradients of a run, no
-    for your own loop and for centres."""
-    wire: str = "float32"
-    """The format between nodes: float32, bfloat16, float16, int8; for bsp also powersgd."""
+    """Exchange while computing goes on (default: true for the gradients of a run; false for your
+    own loop and for a centre)."""
+    wire: Wire = "float32"
+    """Format of vectors between nodes; `powersgd` is for `bsp` only.
+
+    See [rules.md](rules.md#fewer-bytes)."""
     powersgd_rank: int | None = None
-    """The rank of powersgd's matrices; 4 by default."""
+    """With the wire `powersgd`: rank of its matrices (default: 4)."""
     servers: int | None = None
-    """Rules with a centre: how many ranks hold it and do not train. By default Paceline decides;
-    with 0 the workers hold it."""
+    """With a rule that has a centre: ranks that hold it and do not train; with 0 the workers hold
+    it (default: Paceline decides).
+
+    See [rules.md](rules.md#the-centre)."""
 
     def __post_init__(self) -> None:
         _check("share", self.share, isinstance(self.share, bool), "true or false")

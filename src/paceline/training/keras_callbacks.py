@@ -13,7 +13,7 @@ from paceline.comm import Pending, World, wait_until
 from paceline.comm.rank0 import on_rank0
 from paceline.core.vectors import Vector, checksum
 from paceline.errors import ConfigError, TrainingError
-from paceline.sync import next_exchange_id, with_common_weights
+from paceline.sync.make import next_exchange_id, with_common_weights
 from paceline.sync.parameter_server.spec import message_tags
 from paceline.training.callbacks import Callback, Logs
 

@@ -18,16 +18,10 @@ from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.watchdog import watched
 from paceline.runtime.world import init
-from paceline.sync import (
-    Contribution,
-    ExchangeContext,
-    ExchangeSettings,
-    load_common_weights,
-    make_exchange,
-    make_settings,
-    next_exchange_id,
-)
+from paceline.sync.interface import Contribution
+from paceline.sync.make import load_common_weights, make_exchange, next_exchange_id
 from paceline.sync.replicas import average_buffers, check_equal, start_equal
+from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_settings
 from paceline.training.loop.stepper import StepLimits, Stepper
 from paceline.training.session import current_session, in_session
 

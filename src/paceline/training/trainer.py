@@ -25,15 +25,11 @@ from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
 from paceline.runtime.world import init
-from paceline.sync import (
-    AsynchronousExchange,
-    Exchange,
-    ExchangeContext,
-    is_asynchronous,
-    make_exchange,
-    next_exchange_id,
-)
+from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.interface import Exchange
+from paceline.sync.make import is_asynchronous, make_exchange, next_exchange_id
 from paceline.sync.replicas import start_equal
+from paceline.sync.settings import ExchangeContext
 from paceline.training.build import build_replica
 from paceline.training.claim import Claim
 from paceline.training.datasets import data_cache, open_datasets

@@ -5,8 +5,7 @@ import pytest
 from paceline.config.reading import read_assignment, read_config
 from paceline.errors import ConfigError
 from paceline.rules import BSP, RULES, make_rule
-from paceline.sync import ExchangeSettings, check_settings, make_settings
-from paceline.sync.settings import WIRES
+from paceline.sync.settings import WIRES, ExchangeSettings, check_settings, make_settings
 
 
 def test_powersgd_has_a_rank():

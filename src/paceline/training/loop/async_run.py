@@ -9,7 +9,8 @@ from typing import Any
 
 from paceline.comm import SoloWorld
 from paceline.observe import TimeSplit
-from paceline.sync import AsynchronousExchange, load_common_weights
+from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.make import load_common_weights
 from paceline.sync.parameter_server.ledger import LedgerReply
 from paceline.sync.replicas import average_buffers
 from paceline.training.callbacks import Logs

@@ -20,7 +20,9 @@ from paceline.core.vectors import checksum
 from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
 from paceline.observe import EpochRecord, EventLog, Progress, TimeSplit
 from paceline.runtime.stop_requests import REQUEUE
-from paceline.sync import AsynchronousExchange, Exchange, with_common_weights
+from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.interface import Exchange
+from paceline.sync.make import with_common_weights
 from paceline.training.callbacks import Logs
 from paceline.training.loop.divergence import Divergence
 from paceline.training.loop.stopping import Stopping

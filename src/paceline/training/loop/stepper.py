@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from paceline.errors import TrainingError
 from paceline.observe import Stopwatch
 from paceline.runtime.watchdog import watched
-from paceline.sync import Contribution, Exchange, StepOutcome
+from paceline.sync.interface import Contribution, Exchange, StepOutcome
 
 _log = logging.getLogger("paceline.training")
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from paceline.comm.rank0 import on_rank0
 from paceline.observe import EpochRecord
-from paceline.sync import StepOutcome, load_common_weights
+from paceline.sync.interface import StepOutcome
+from paceline.sync.make import load_common_weights
 from paceline.sync.replicas import average_buffers
 from paceline.training.callbacks import Logs
 from paceline.training.loop.run import ASKED, TrainingRun, further_figures, mean_over_ranks

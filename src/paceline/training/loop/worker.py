@@ -19,7 +19,8 @@ from paceline.frameworks import Replica
 from paceline.observe import EventLog, Stopwatch
 from paceline.observe.trial import TrialLog, open_trial
 from paceline.runtime.stop_requests import StopRequests
-from paceline.sync import AsynchronousExchange, Exchange, StepOutcome
+from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.interface import Exchange, StepOutcome
 from paceline.sync.replicas import check_equal
 from paceline.training.loop.clock import Clock
 from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes

@@ -16,11 +16,12 @@ from paceline.errors import ConfigError, DataError, TrainingError, WorldError
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import EASGD, Downpour, Gossip
-from paceline.sync import ExchangeContext, ExchangeSettings, make_exchange
+from paceline.sync.make import make_exchange
 from paceline.sync.parameter_server.node_centre import NodeCentre
 from paceline.sync.parameter_server.packets import MEET, TRADE
 from paceline.sync.parameter_server.shard_server import ShardServer
 from paceline.sync.parameter_server.worker_port import BufferedPort
+from paceline.sync.settings import ExchangeContext, ExchangeSettings
 from paceline.training.trainer import Trainer
 
 

@@ -8,7 +8,8 @@ from paceline.comm import run_world
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch
 from paceline.rules import EASGD
-from paceline.sync import ExchangeContext, ExchangeSettings, make_exchange
+from paceline.sync.make import make_exchange
+from paceline.sync.settings import ExchangeContext, ExchangeSettings
 
 
 def test_a_wish_to_save_waits_for_its_place():

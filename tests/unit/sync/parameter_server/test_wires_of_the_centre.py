@@ -7,7 +7,9 @@ from paceline.comm import run_world
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch
 from paceline.rules import EASGD, Downpour
-from paceline.sync import Contribution, ExchangeContext, ExchangeSettings, make_exchange
+from paceline.sync.interface import Contribution
+from paceline.sync.make import make_exchange
+from paceline.sync.settings import ExchangeContext, ExchangeSettings
 
 SIZE, STEPS = 3000, 12
 

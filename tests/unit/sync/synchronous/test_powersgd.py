@@ -14,7 +14,9 @@ from paceline.data.builtin import digits
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import BSP
-from paceline.sync import Contribution, ExchangeContext, ExchangeSettings, make_exchange
+from paceline.sync.interface import Contribution
+from paceline.sync.make import make_exchange
+from paceline.sync.settings import ExchangeContext, ExchangeSettings
 from paceline.sync.synchronous.message import StepMessage
 from paceline.training.trainer import Trainer
 

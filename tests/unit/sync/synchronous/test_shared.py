@@ -15,7 +15,8 @@ from paceline.errors import ConfigError, TrainingError, WorldError
 from paceline.frameworks.torch import slice_optimizer as torch_slices
 from paceline.frameworks.torch.loop import TorchLoop
 from paceline.rules import BSP
-from paceline.sync import ExchangeContext, make_exchange
+from paceline.sync.make import make_exchange
+from paceline.sync.settings import ExchangeContext
 from paceline.sync.synchronous import overlap_sender as courier
 from paceline.sync.synchronous.gradients import GradientExchange
 from paceline.sync.synchronous.shared import SharedParametersExchange

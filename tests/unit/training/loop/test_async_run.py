@@ -13,7 +13,8 @@ from paceline.comm import SoloWorld, run_world
 from paceline.frameworks.numpy import NumpyReplica
 from paceline.observe import Stopwatch, read_events
 from paceline.rules import EASGD, Downpour, Gossip
-from paceline.sync import Contribution, make_exchange
+from paceline.sync.interface import Contribution
+from paceline.sync.make import make_exchange
 from paceline.training.trainer import Trainer
 
 

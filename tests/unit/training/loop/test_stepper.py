@@ -4,7 +4,7 @@ import pytest
 
 from paceline.errors import TrainingError
 from paceline.observe import Stopwatch
-from paceline.sync import Contribution, StepOutcome
+from paceline.sync.interface import Contribution, StepOutcome
 from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
 
 
