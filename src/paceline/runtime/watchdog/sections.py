@@ -19,7 +19,7 @@ _STEP = "_paceline_step"
 
 
 @dataclass(frozen=True, eq=False)
-class Section:
+class WatchedSection:
     """A part of the program in which a rank's stall is judged."""
 
     progress: Progress
@@ -39,11 +39,11 @@ class Sections:
 
     def __init__(self) -> None:
         self.are_watched = False
-        self.entered: list[Section] = []
+        self.entered: list[WatchedSection] = []
         self.turns = 0
         """How often one was entered or left."""
 
-    def innermost(self) -> Section | None:
+    def innermost(self) -> WatchedSection | None:
         return next(
             iter(self.entered[-1:]), None
         )  # one call: another thread may leave it meanwhile
@@ -67,7 +67,7 @@ def watched(progress: Progress, warning_s: float, timeout_s: float) -> Iterator[
     if not own_sections.are_watched or current_world.get() is not None:
         yield
         return
-    section = Section(progress, warning_s, timeout_s, threading.get_ident())
+    section = WatchedSection(progress, warning_s, timeout_s, threading.get_ident())
     own_sections.entered.append(section)
     own_sections.turns += 1
     try:
@@ -116,7 +116,7 @@ class Tracker:
             timeout_s=section.timeout_s if section else None,
         )
 
-    def _count(self, section: Section) -> int:
+    def _count(self, section: WatchedSection) -> int:
         try:
             count, self._step = section.progress()
         except Exception:

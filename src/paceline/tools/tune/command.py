@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.tools.tune.plan import Setting
+from paceline.tools.tune.plan import RankSetting
 
 _ENDLESS = 100_000
 _OVERRIDES = (
@@ -32,15 +32,15 @@ class TrialCommand:
     on_hosts: bool = False
     """Whether its options name hosts."""
 
-    def is_alone(self, setting: Setting) -> bool:
+    def is_alone(self, setting: RankSetting) -> bool:
         """Whether the process that is started is the only rank, and not a launcher."""
         return setting.ranks == 1 and not self.on_hosts
 
-    def shown(self, setting: Setting) -> str:
+    def shown(self, setting: RankSetting) -> str:
         """For the user to copy."""
         return shlex.join(["paceline", *self._words(setting)])
 
-    def of_trial(self, setting: Setting, folder: Path) -> list[str]:
+    def of_trial(self, setting: RankSetting, folder: Path) -> list[str]:
         """For a trial that writes files only to `folder`, and is not restarted."""
         extra = ["--restarts", "0"]
         if self.kind == "train":
@@ -50,7 +50,7 @@ class TrialCommand:
             extra += [word for text in settings for word in ("--set", text)]
         return [sys.executable, "-m", "paceline", *self._words(setting, extra)]
 
-    def _words(self, setting: Setting, extra: list[str] | None = None) -> list[str]:
+    def _words(self, setting: RankSetting, extra: list[str] | None = None) -> list[str]:
         chosen = ["-n", str(setting.ranks), "--threads", str(setting.threads)]
         tail = ["--", *self.script] if self.script else []
         return [self.kind, *self.options, *chosen, *(extra or ()), *tail]

@@ -13,7 +13,7 @@ _FALLS = 2
 
 
 @dataclass(frozen=True, order=True)
-class Setting:
+class RankSetting:
     """Ranks, and threads of each."""
 
     ranks: int
@@ -28,7 +28,7 @@ class Setting:
 class Speed:
     """The speed of a setting; `rank_bytes` is what a rank does not share."""
 
-    setting: Setting
+    setting: RankSetting
     rate: float
     rank_bytes: int = 0
     shared_bytes: int = 0
@@ -45,7 +45,7 @@ class Capacity:
 
 def plan(
     capacity: Capacity, ranks: Sequence[int] | None = None, threads: Sequence[int] | None = None
-) -> list[Setting]:
+) -> list[RankSetting]:
     """The settings to try, the likely best first.
 
     First a rank for each core; then more and more ranks, which fill the gaps that uneven examples
@@ -58,18 +58,18 @@ def plan(
     cores = capacity.cores
     counts = ranks or [r for r in _usual_ranks(cores) if r <= (capacity.most_ranks or r)]
     if threads:
-        found = [Setting(r, t) for r in counts for t in threads]
+        found = [RankSetting(r, t) for r in counts for t in threads]
         if not ranks:
             most = max(2 * cores, min(counts) * min(threads))
             found = [s for s in found if s.ranks * s.threads <= most]
     else:
-        found = [Setting(r, max(1, min(cores // r, capacity.node_cores))) for r in counts]
+        found = [RankSetting(r, max(1, min(cores // r, capacity.node_cores))) for r in counts]
         if not ranks and cores > 1:
-            found.append(Setting(cores // 2, 1))
+            found.append(RankSetting(cores // 2, 1))
     return sorted(set(found), key=lambda setting: _order(setting, cores))
 
 
-def beyond(speeds: Iterable[Speed], cores: int) -> Setting | None:
+def beyond(speeds: Iterable[Speed], cores: int) -> RankSetting | None:
     """What to try after the plan: even more ranks, if the most ranks were fastest."""
     tried = list(speeds)
     if not tried:
@@ -77,11 +77,11 @@ def beyond(speeds: Iterable[Speed], cores: int) -> Setting | None:
     best = max(tried, key=lambda speed: speed.rate).setting
     more = best.ranks + (best.ranks + 1) // 2
     grown = best.ranks > cores and best.ranks == max(speed.setting.ranks for speed in tried)
-    return Setting(more, best.threads) if grown and more <= _MOST_CROWDED * cores else None
+    return RankSetting(more, best.threads) if grown and more <= _MOST_CROWDED * cores else None
 
 
 def why_not(
-    setting: Setting, speeds: Sequence[Speed], cores: int, free_bytes: int | None
+    setting: RankSetting, speeds: Sequence[Speed], cores: int, free_bytes: int | None
 ) -> str | None:
     """Why a setting cannot win, given those that were measured; None if it might."""
     return _lacks_memory(setting, speeds, free_bytes) or _is_past_the_top(setting, speeds, cores)
@@ -92,14 +92,16 @@ def _usual_ranks(cores: int) -> list[int]:
     return sorted({*powers, cores, cores + cores // 2, 2 * cores})
 
 
-def _order(setting: Setting, cores: int) -> tuple[int, int, int]:
+def _order(setting: RankSetting, cores: int) -> tuple[int, int, int]:
     ranks = setting.ranks
     if ranks >= cores:
         return 0, ranks, setting.threads
     return 1, -ranks, -setting.threads
 
 
-def _lacks_memory(setting: Setting, speeds: Sequence[Speed], free_bytes: int | None) -> str | None:
+def _lacks_memory(
+    setting: RankSetting, speeds: Sequence[Speed], free_bytes: int | None
+) -> str | None:
     if free_bytes is None or not speeds:
         return None
     like = max(speeds, key=lambda speed: speed.rank_bytes)
@@ -109,7 +111,7 @@ def _lacks_memory(setting: Setting, speeds: Sequence[Speed], free_bytes: int | N
     return f"would take {need / 1e9:.1f} GB, {free_bytes / 1e9:.1f} GB are free"
 
 
-def _is_past_the_top(setting: Setting, speeds: Sequence[Speed], cores: int) -> str | None:
+def _is_past_the_top(setting: RankSetting, speeds: Sequence[Speed], cores: int) -> str | None:
     if setting.ranks > cores:
         way = [s for s in speeds if s.setting.threads == setting.threads]
         way = sorted(

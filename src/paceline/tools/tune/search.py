@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cluster.memory import read_memory, read_memory_limit
-from paceline.tools.tune.plan import Setting, Speed, beyond, why_not
+from paceline.tools.tune.plan import RankSetting, Speed, beyond, why_not
 from paceline.tools.tune.trial import Outcome, Stopped
 
 _AS_GOOD = 0.97
 """Of the highest rate: two trials of one setting differ by this much."""
 _WRONG_SETTINGS = 2
 
-Measure = Callable[[Setting, float | None], Outcome]
+Measure = Callable[[RankSetting, float | None], Outcome]
 """Runs a trial, given the best rate so far."""
 
 
@@ -32,7 +32,7 @@ class Search:
     say: Callable[[str], None] = lambda text: write_progress(text)
     outcomes: list[Outcome] = field(default_factory=list)
 
-    def run(self, settings: Sequence[Setting]) -> None:
+    def run(self, settings: Sequence[RankSetting]) -> None:
         """Measure all of them that might win."""
         waiting = list(settings)
         while waiting and not self._is_hopeless():
@@ -41,7 +41,7 @@ class Search:
                 more = beyond(self._speeds(), self.cores)
                 waiting = [more] if more is not None else []
 
-    def _try(self, setting: Setting, left: int) -> None:
+    def _try(self, setting: RankSetting, left: int) -> None:
         number = len(self.outcomes) + 1
         self.say(f"tune: trial {number} of {number + left}: {setting}: ")
         reason = self._why_not(setting)
@@ -59,7 +59,7 @@ class Search:
         self.outcomes.append(outcome)
         self.say(f"{_describe(outcome)}\n")
 
-    def _why_not(self, setting: Setting) -> str | None:
+    def _why_not(self, setting: RankSetting) -> str | None:
         if self.thorough:
             return None
         return why_not(setting, self._speeds(), self.cores, self.free_bytes())

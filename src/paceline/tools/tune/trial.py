@@ -19,7 +19,7 @@ from paceline.launch.children import die_with_parent, ends_within, has_ended
 from paceline.observe.trial import TRIAL
 from paceline.tools.tune.command import TrialCommand
 from paceline.tools.tune.figures import Estimate, estimate, read_marks
-from paceline.tools.tune.plan import Setting
+from paceline.tools.tune.plan import RankSetting
 
 _PAUSE_S = 0.1
 _END_S = 15.0
@@ -39,7 +39,7 @@ _ERROR = re.compile(r"\w*(Error|Exception|Exit|Interrupt)\b.*: \S")
 class Outcome:
     """The result of a setting: measured, stopped early, failed, skipped or interrupted."""
 
-    setting: Setting
+    setting: RankSetting
     status: str
     estimate: Estimate | None = None
     reason: str = ""
@@ -110,7 +110,7 @@ def judge(found: Estimate, best: float | None, limits: TrialLimits) -> str | Non
 
 
 def run_trial(
-    command: TrialCommand, setting: Setting, limits: TrialLimits, best: float | None = None
+    command: TrialCommand, setting: RankSetting, limits: TrialLimits, best: float | None = None
 ) -> Outcome:
     """Run the command with this setting until enough is known; it leaves nothing behind."""
     with tempfile.TemporaryDirectory(prefix="paceline-tune-", ignore_cleanup_errors=True) as name:
@@ -127,7 +127,7 @@ def run_trial(
 
 def _watch(
     child: subprocess.Popen[bytes],
-    setting: Setting,
+    setting: RankSetting,
     folder: Path,
     limits: TrialLimits,
     best: float | None,
@@ -170,7 +170,7 @@ def _why_unmeasured(stepped: bool, starts: bool, limit_s: float) -> str:
 
 
 def _ended(
-    code: int, setting: Setting, folder: Path, limits: TrialLimits, seconds: float
+    code: int, setting: RankSetting, folder: Path, limits: TrialLimits, seconds: float
 ) -> Outcome:
     """The result of a job that has ended by itself: its figures, its duration, or its failure."""
     if code != 0:

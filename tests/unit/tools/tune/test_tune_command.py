@@ -10,7 +10,7 @@ from paceline.cli.inner_command import parse_inner
 from paceline.cli.train_settings import read_settings
 from paceline.errors import LaunchError
 from paceline.tools.tune.command import TrialCommand
-from paceline.tools.tune.plan import Setting
+from paceline.tools.tune.plan import RankSetting
 
 NOTHING = dict.fromkeys(("hosts", "hostfile", "launcher"))
 
@@ -31,26 +31,26 @@ def read(*words, **passed_on):
     ],
 )
 def test_the_command_to_use_is_the_users_with_ranks_and_threads(words, shown):
-    assert read("--", *words.split()).shown(Setting(4, 2)) == shown
-    assert read(*words.split()).shown(Setting(4, 2)) == shown
+    assert read("--", *words.split()).shown(RankSetting(4, 2)) == shown
+    assert read(*words.split()).shown(RankSetting(4, 2)) == shown
 
 
 def test_words_with_spaces_are_quoted():
-    shown = read("run", "--", "my script.py", "$(x)").shown(Setting(1))
+    shown = read("run", "--", "my script.py", "$(x)").shown(RankSetting(1))
     assert shown == "paceline run -n 1 --threads 1 -- 'my script.py' '$(x)'"
 
 
 def test_hosts_are_passed_on():
     command = read("train", "mnist", hosts="a:2,b:2")
-    assert command.shown(Setting(2)) == "paceline train --hosts a:2,b:2 mnist -n 2 --threads 1"
-    assert not command.is_alone(Setting(1))
-    assert read("train", "mnist").is_alone(Setting(1))
-    assert not read("train", "mnist").is_alone(Setting(2))
+    assert command.shown(RankSetting(2)) == "paceline train --hosts a:2,b:2 mnist -n 2 --threads 1"
+    assert not command.is_alone(RankSetting(1))
+    assert read("train", "mnist").is_alone(RankSetting(1))
+    assert not read("train", "mnist").is_alone(RankSetting(2))
 
 
 def test_a_trial_of_train_trains_on_without_saving(tmp_path):
     given = ["mnist", "--set", "run_dir=mine", "--resume", "auto", "--checkpoint-every", "1"]
-    argv = TrialCommand("train", tuple(given)).of_trial(Setting(2), tmp_path)
+    argv = TrialCommand("train", tuple(given)).of_trial(RankSetting(2), tmp_path)
     assert argv[:4] == [sys.executable, "-m", "paceline", "train"]
     args = parse_inner(argv[3:])
     assert (args.ranks, args.threads, args.restarts) == (2, 1, 0)
@@ -63,7 +63,7 @@ def test_a_trial_of_train_trains_on_without_saving(tmp_path):
 
 def test_a_trial_of_run_leaves_the_scripts_arguments_alone(tmp_path):
     argv = read("run", "--restarts", "3", "--", "s.py", "--epochs", "2").of_trial(
-        Setting(2), tmp_path
+        RankSetting(2), tmp_path
     )
     head = ["run", "--restarts", "3", "-n", "2", "--threads", "1", "--restarts", "0"]
     assert argv[3:] == [*head, "--", "s.py", "--epochs", "2"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.tools.tune.plan import Capacity, Setting, Speed, beyond, plan, why_not
+from paceline.tools.tune.plan import Capacity, RankSetting, Speed, beyond, plan, why_not
 
 GB = 10**9
 
@@ -12,7 +12,7 @@ def pairs(settings):
 
 
 def speeds(*triples):
-    return [Speed(Setting(ranks, threads), rate) for ranks, threads, rate in triples]
+    return [Speed(RankSetting(ranks, threads), rate) for ranks, threads, rate in triples]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_no_rank_gets_more_threads_than_a_node_has_cores():
 
 
 def test_more_ranks_still_are_tried_if_the_most_were_the_quickest():
-    assert beyond(speeds((2, 1, 10), (3, 1, 12), (4, 1, 14)), cores=2) == Setting(6)
+    assert beyond(speeds((2, 1, 10), (3, 1, 12), (4, 1, 14)), cores=2) == RankSetting(6)
     assert beyond(speeds((2, 1, 10), (3, 1, 15), (4, 1, 14)), cores=2) is None
     assert beyond(speeds((1, 1, 10), (2, 1, 12)), cores=2) is None, "no more than cores: not a gap"
     assert beyond(speeds((15, 1, 10)), cores=2) is None, "there is an end"
@@ -58,21 +58,21 @@ def test_more_ranks_still_are_tried_if_the_most_were_the_quickest():
 
 def test_more_ranks_are_left_out_after_two_falls():
     fallen = speeds((2, 1, 10), (3, 1, 9), (4, 1, 8))
-    assert why_not(Setting(6), fallen, 2, None) == "more ranks were slower already"
-    assert why_not(Setting(6), fallen[:2], 2, None) is None
-    assert why_not(Setting(6), speeds((2, 1, 10), (3, 1, 8), (4, 1, 9)), 2, None) is None
-    assert why_not(Setting(6, 2), fallen, 2, None) is None, "other threads are another line"
+    assert why_not(RankSetting(6), fallen, 2, None) == "more ranks were slower already"
+    assert why_not(RankSetting(6), fallen[:2], 2, None) is None
+    assert why_not(RankSetting(6), speeds((2, 1, 10), (3, 1, 8), (4, 1, 9)), 2, None) is None
+    assert why_not(RankSetting(6, 2), fallen, 2, None) is None, "other threads are another line"
 
 
 def test_fewer_ranks_with_more_threads_are_left_out_after_two_falls():
     fallen = speeds((8, 1, 10), (4, 2, 9), (2, 4, 8))
-    assert why_not(Setting(1, 8), fallen, 8, None) == "fewer ranks were slower already"
-    assert why_not(Setting(1, 8), fallen[:2], 8, None) is None
-    assert why_not(Setting(1, 1), fallen, 8, None) is None, "with less threads it may differ"
+    assert why_not(RankSetting(1, 8), fallen, 8, None) == "fewer ranks were slower already"
+    assert why_not(RankSetting(1, 8), fallen[:2], 8, None) is None
+    assert why_not(RankSetting(1, 1), fallen, 8, None) is None, "with less threads it may differ"
 
 
 def test_what_does_not_fit_into_memory_is_left_out():
-    known = [Speed(Setting(2), 10.0, rank_bytes=3 * GB, shared_bytes=1 * GB)]
-    assert why_not(Setting(4), known, 2, 13 * GB) is None
-    assert why_not(Setting(5), known, 2, 13 * GB) == "would take 16.0 GB, 13.0 GB are free"
-    assert why_not(Setting(5), known, 2, None) is None
+    known = [Speed(RankSetting(2), 10.0, rank_bytes=3 * GB, shared_bytes=1 * GB)]
+    assert why_not(RankSetting(4), known, 2, 13 * GB) is None
+    assert why_not(RankSetting(5), known, 2, 13 * GB) == "would take 16.0 GB, 13.0 GB are free"
+    assert why_not(RankSetting(5), known, 2, None) is None

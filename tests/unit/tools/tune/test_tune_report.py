@@ -6,30 +6,30 @@ import pytest
 
 from paceline.tools.tune.command import TrialCommand
 from paceline.tools.tune.figures import Estimate
-from paceline.tools.tune.plan import Setting
+from paceline.tools.tune.plan import RankSetting
 from paceline.tools.tune.report import draw, format_bytes, plain, render_notes, render_table
 from paceline.tools.tune.trial import Outcome
 
 MB = 10**6
 OUTCOMES = [
     Outcome(
-        Setting(2),
+        RankSetting(2),
         "measured",
         Estimate("samples", 5400.0, 0.01, 0.09, 128.0, 50, 10.0, 40, 305 * MB, 520 * MB, 90 * MB),
     ),
     Outcome(
-        Setting(4),
+        RankSetting(4),
         "early",
         Estimate("samples", 2100.4, 0.01, 0.412, 256.0, 50, 4.0, 40, 310 * MB, 1040 * MB, 90 * MB),
         "stopped early: far below the best",
     ),
-    Outcome(Setting(8), "skipped", reason="more ranks were slower already"),
+    Outcome(RankSetting(8), "skipped", reason="more ranks were slower already"),
     Outcome(
-        Setting(1, 2),
+        RankSetting(1, 2),
         "measured",
         Estimate("samples", 3200.0, 0.01, 0.0, 64.0, 50, 10.0, 40, 312 * MB, 312 * MB),
     ),
-    Outcome(Setting(1), "failed", reason="exit code 1: " + "x" * 100, code=1),
+    Outcome(RankSetting(1), "failed", reason="exit code 1: " + "x" * 100, code=1),
 ]
 
 
@@ -48,18 +48,18 @@ def test_the_table_has_a_line_per_setting_and_marks_the_best():
 
 
 def test_the_unit_names_what_was_counted_and_a_note_explains_it():
-    steps = [Outcome(Setting(2), "measured", Estimate("steps", 46.29, batch=2.0))]
+    steps = [Outcome(RankSetting(2), "measured", Estimate("steps", 46.29, batch=2.0))]
     assert "steps/s" in render_table(steps)
     assert "46.3" in render_table(steps)
     assert "paceline.shard" in render_notes(steps)
-    runs = [Outcome(Setting(2), "measured", Estimate("runs", 0.0123))]
+    runs = [Outcome(RankSetting(2), "measured", Estimate("runs", 0.0123))]
     assert "0.0123" in render_table(runs)
     assert "whole script was timed" in render_notes(runs)
     assert "learning rates" in render_notes(OUTCOMES)
 
 
 def test_ranks_that_were_not_seen_are_told_of():
-    far = [Outcome(Setting(4), "measured", Estimate("samples", 1.0, missing=2))]
+    far = [Outcome(RankSetting(4), "measured", Estimate("samples", 1.0, missing=2))]
     assert "2 ranks on other nodes" in render_notes(far)
     assert "other nodes" not in render_notes(OUTCOMES)
 
