@@ -31,6 +31,7 @@ from paceline.comm.world import (  # noqa: E402
     T,
     check_buffer,
 )
+from paceline.core.chunks import split_buffer  # noqa: E402
 from paceline.core.vectors import aligned_zeros  # noqa: E402
 from paceline.errors import WorldError  # noqa: E402
 
@@ -225,10 +226,7 @@ class _PendingSend:
 
 
 def _pieces(buffer: Buffer, longest: int) -> list[Buffer]:
-    flat = check_buffer(buffer).reshape(-1)
-    if flat.size <= longest:
-        return [flat]
-    return [flat[at : at + longest] for at in range(0, flat.size, longest)]
+    return split_buffer(check_buffer(buffer).reshape(-1), longest)
 
 
 def _has_fabric() -> bool:

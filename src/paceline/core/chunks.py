@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TypeAlias
 
+from paceline.core.vectors import Vector
+
 Span: TypeAlias = "slice[int, int, int]"
 """A slice with both ends."""
 
@@ -45,3 +47,15 @@ def split_evenly(size: int, parts: int) -> list[Span]:
 def length(piece: Span) -> int:
     """How many elements a slice has."""
     return piece.stop - piece.start
+
+
+def split_buffer(buffer: Vector, longest: int) -> list[Vector]:
+    """Views of a flat array, of `longest` elements each; the last may be shorter, or empty.
+
+    >>> import numpy as np
+    >>> [piece.tolist() for piece in split_buffer(np.arange(5), 2)]
+    [[0, 1], [2, 3], [4]]
+    """
+    if buffer.size <= longest:
+        return [buffer]
+    return [buffer[at : at + longest] for at in range(0, buffer.size, longest)]

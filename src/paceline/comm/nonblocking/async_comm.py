@@ -208,15 +208,3 @@ def too_long(source: int, expected_bytes: int) -> WorldError:
         f"the message from rank {source} is longer than the {expected_bytes} bytes expected; "
         "the tensors of both ranks must have the same size and type"
     )
-
-
-def cut(buffer: Buffer, longest: int) -> list[Buffer]:
-    """Cut a buffer into pieces that are short enough for one call.
-
-    >>> import numpy as np
-    >>> [piece.tolist() for piece in cut(np.arange(5), 2)]
-    [[0, 1], [2, 3], [4]]
-    """
-    if buffer.size <= longest:
-        return [buffer]
-    return [buffer[at : at + longest] for at in range(0, buffer.size, longest)]

@@ -19,12 +19,12 @@ from paceline.comm.nonblocking.async_comm import (
     ReduceOpName,
     Requests,
     Steps,
-    cut,
     solo_comms,
     too_long,
 )
 from paceline.comm.nonblocking.node_allreduce import AsyncNodeAllreduce
 from paceline.comm.world import ANY_RANK, Buffer
+from paceline.core.chunks import split_buffer
 from paceline.errors import WorldError
 
 # isort: split
@@ -56,14 +56,14 @@ class MPIAsyncComm:
                 yield False
 
     def broadcast(self, buffer: Buffer, root: int) -> Requests:
-        return [self._comm.Ibcast(piece, root=root) for piece in cut(buffer, self.longest)]
+        return [self._comm.Ibcast(piece, root=root) for piece in split_buffer(buffer, self.longest)]
 
     def all_reduce(self, buffer: Buffer, how: ReduceOpName) -> Requests:
-        pieces = cut(buffer, self.longest)
+        pieces = split_buffer(buffer, self.longest)
         return [self._comm.Iallreduce(MPI.IN_PLACE, piece, op=_OPS[how]) for piece in pieces]
 
     def reduce(self, buffer: Buffer, how: ReduceOpName, root: int) -> Requests:
-        pieces = cut(buffer, self.longest)
+        pieces = split_buffer(buffer, self.longest)
         if self.rank != root:
             return [self._comm.Ireduce(piece, None, op=_OPS[how], root=root) for piece in pieces]
         start = self._comm.Ireduce
@@ -81,11 +81,11 @@ class MPIAsyncComm:
         return [self._comm.Ibarrier()]
 
     def send(self, buffer: Buffer, to: int, tag: int) -> Requests:
-        pieces = cut(buffer, self.longest)
+        pieces = split_buffer(buffer, self.longest)
         return [self._comm.Isend(piece, dest=to, tag=tag) for piece in pieces]
 
     def receive(self, buffer: Buffer, source: int, tag: int) -> PendingReceive:
-        pieces = cut(buffer, self.longest)
+        pieces = split_buffer(buffer, self.longest)
         if source == ANY_RANK and len(pieces) > 1:
             # Another receive from any rank could match its later pieces.
             raise WorldError(
