@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paceline.comm.wire import BLOCK, ErrorFeedback, make_codec
-from paceline.rules.checks import WIRES
+from paceline.sync.settings import WIRES
 
 LOSSY = [wire for wire in WIRES if wire != "float32"]
 SIZES = [0, 1, 3, 1023, 1024, 1025, 70_001]
