@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 from paceline.config.messages import show
 from paceline.config.reading import combine, nest, read_yaml
 from paceline.config.run import RunConfig
-from paceline.config.theano_mpi_keys import KEYS, MODES, Known, Told
+from paceline.config.theano_mpi_keys import KEYS
+from paceline.config.theano_mpi_readers import MODES, Meaning, OldConfig
 from paceline.core.suggestions import nearest
 from paceline.errors import ConfigError
 
@@ -62,33 +63,35 @@ def translate(content: Mapping[str, Any], given: Mapping[str, Any] | None = None
     old = {key: value for key, value in content.items() if key not in new}
     outside = combine(given or {})
     beside = {*new, *_dotted(new)}
-    known = Known(old, frozenset(beside | {*outside, *_dotted(outside)}))
-    told, faults = _read(known)
-    faults += _find_doubles(told, beside)
+    config = OldConfig(old, frozenset(beside | {*outside, *_dotted(outside)}))
+    meanings, faults = _read(config)
+    faults += _find_doubles(meanings, beside)
     if faults:
         raise ConfigError("; ".join(faults))
-    found = {name: value for one in told.values() for name, value in one.settings.items()}
-    for section, usual in (("rule", known.name), ("optimizer", "sgd")):
+    found = {
+        name: value for meaning in meanings.values() for name, value in meaning.settings.items()
+    }
+    for section, usual in (("rule", config.name), ("optimizer", "sgd")):
         if any(name.startswith(f"{section}.") for name in found):
             found = {f"{section}.name": usual} | found
     settings = combine(*(nest(name, value) for name, value in found.items()), new)
-    used = sorted(told, key=lambda key: not told[key].settings)  # what counts first
-    lines = [_tell(key, old[key], told[key], {*_dotted(outside)}) for key in used]
+    used = sorted(meanings, key=lambda key: not meanings[key].settings)  # what counts first
+    lines = [_describe(key, old[key], meanings[key], {*_dotted(outside)}) for key in used]
     return Translation(settings, tuple(lines))
 
 
-def _read(known: Known) -> tuple[dict[str, Told], list[str]]:
+def _read(config: OldConfig) -> tuple[dict[str, Meaning], list[str]]:
     """What became of each key, and what is wrong with them."""
-    told: dict[str, Told] = {}
+    meanings: dict[str, Meaning] = {}
     faults = []
-    for key, value in known.old.items():
+    for key, value in config.old.items():
         try:
             if key not in KEYS:
                 raise ConfigError(_explain_unknown(key))
-            told[key] = KEYS[key](key, value, known)
+            meanings[key] = KEYS[key](key, value, config)
         except ConfigError as error:
             faults.append(str(error))
-    return told, faults
+    return meanings, faults
 
 
 def _explain_unknown(key: Any) -> str:
@@ -97,27 +100,27 @@ def _explain_unknown(key: Any) -> str:
     return f"{show(key)} is not a setting of Theano-MPI or Paceline{hint}"
 
 
-def _find_doubles(told: Mapping[str, Told], beside: set[str]) -> list[str]:
+def _find_doubles(meanings: Mapping[str, Meaning], beside: set[str]) -> list[str]:
     """Settings that two keys set to different values."""
     faults = []
     first: dict[str, str] = {}
-    for key, one in told.items():
-        for name, value in one.settings.items():
+    for key, meaning in meanings.items():
+        for name, value in meaning.settings.items():
             if name in beside:
                 faults.append(f"{key} and {name} set the same thing; omit one of them")
-            elif value != told[first.setdefault(name, key)].settings[name]:
+            elif value != meanings[first.setdefault(name, key)].settings[name]:
                 faults.append(
                     f"{first[name]} and {key} give two values for {name}; omit one of them"
                 )
     return faults
 
 
-def _tell(key: str, value: Any, told: Told, outside: set[str]) -> str:
-    today = ", ".join(f"{name}: {_written(value)}" for name, value in told.settings.items())
-    notes = [told.why] if told.why else []
-    if outside & told.settings.keys():
+def _describe(key: str, value: Any, meaning: Meaning, outside: set[str]) -> str:
+    translated = ", ".join(f"{name}: {_written(value)}" for name, value in meaning.settings.items())
+    notes = [meaning.note] if meaning.note else []
+    if outside & meaning.settings.keys():
         notes.append("the command line overrides it")
-    arrow = f" -> {today}" if today else ""
+    arrow = f" -> {translated}" if translated else ""
     return f"{key}: {_written(value)}{arrow}" + (f" ({'; '.join(notes)})" if notes else "")
 
 

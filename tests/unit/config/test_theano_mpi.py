@@ -36,7 +36,7 @@ def test_bsp_as_in_the_example():
         f"{EXAMPLE} has the settings of Theano-MPI; in Paceline they are:",
         "sync_rule: BSP -> rule.name: average",
         "avg_freq: 2 -> rule.every: 2",
-        "worker_type: avg -> rule.name: average (with SGD and 1 step the course of gradients)",
+        "worker_type: avg -> rule.name: average (with SGD and 1 step, the same as gradients)",
         "exch_strategy: asa32 -> exchange.wire: float32 (between nodes)",
         "n_epochs: 2 -> epochs: 2",
         f"learning_rate: 0.05 -> optimizer.lr: 0.05 {SCALED}",
