@@ -29,7 +29,7 @@ from paceline.core.files import render_json, sync_folder
 from paceline.core.safetensors import Tensor, safetensors_chunks
 from paceline.errors import CheckpointError, OutputError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "checkpoint.json"
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*-([0-9]+)")
 PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
@@ -44,6 +44,10 @@ ADVICE = {
     errno.ENOENT: "see the messages of other ranks, one of which may have given it up",
     errno.ETIMEDOUT: "see the messages of the ranks that should have written them",
 }
+
+
+class FormatError(CheckpointError):
+    """A checkpoint of another version of Paceline: whole, and unreadable here."""
 
 
 class Store:
@@ -241,19 +245,26 @@ class Store:
 
 
 def newest_valid(store: Store, report: Callable[[str], None]) -> str | None:
-    """The newest checkpoint that is whole; every damaged one after it is reported."""
-    faults = []
+    """The newest checkpoint that is whole; every damaged one after it is reported.
+
+    If there is none, one of another format is an error: a run that began anew would replace it.
+    """
+    faults: list[CheckpointError] = []
     valid = None
     for name in reversed(store.names()):
         try:
             store.check(name)
         except CheckpointError as error:
-            faults.append(str(error).removesuffix(REMEDY))
+            faults.append(error)
         else:
             valid = name
             break
+    others = [fault for fault in faults if isinstance(fault, FormatError)]
+    if valid is None and others:
+        raise others[0]
+    result = f"{valid} before it is used" if valid else "no valid one is left"
     for fault in faults:
-        report(f"{fault}; " + (f"{valid} before it is used" if valid else "no valid one is left"))
+        report(f"{str(fault).removesuffix(REMEDY)}; {result}")
     return valid
 
 
@@ -307,7 +318,11 @@ def _read_manifest(place: Path) -> Tree:
     if not isinstance(manifest, dict) or type(manifest.get("format")) is not int:
         raise ValueError(f"{MANIFEST} is not a manifest")
     if manifest["format"] != FORMAT:
-        raise ValueError(f"{MANIFEST} has format {manifest['format']}, expected {FORMAT}")
+        raise FormatError(
+            f"the checkpoint {place} has format {manifest['format']}, and this version of Paceline "
+            f"reads format {FORMAT}: finish the run with the version that began it, or start a new "
+            "run in another run_dir"
+        )
     files, facts = manifest.get("files"), manifest.get("facts")
     if not isinstance(files, dict) or not isinstance(facts, dict):
         raise ValueError(f"{MANIFEST} has no files or no facts")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,6 +13,16 @@ from paceline.core.safetensors import DTYPES, Array
 
 Tree = dict[str, Any]
 """Nested dicts with str keys. Leaves are numpy arrays, None, bool, int, float, str, or lists."""
+
+
+class Saved(Protocol):
+    """Something that is a part of a checkpoint by itself."""
+
+    def snapshot(self) -> Any:
+        """A tree, or a value that a tree can hold; arrays in it are copies."""
+
+    def restore(self, saved: Any) -> None:
+        """Go on from what `snapshot` gave."""
 
 
 MAX_DEPTH = 100

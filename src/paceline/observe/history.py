@@ -98,6 +98,16 @@ class History(list[EpochRecord]):
         """The last record has changed: the next save appends it again, and the last one counts."""
         self._written = min(self._written, len(self) - 1)
 
+    def snapshot(self) -> list[dict[str, Any]]:
+        """The records as plain values, for a checkpoint."""
+        return [asdict(record) for record in self]
+
+    def restore(self, saved: Iterable[dict[str, Any]]) -> None:
+        """Go on from what `snapshot` gave."""
+        self[:] = [
+            EpochRecord(**{**record, "time": TimeSplit(**record["time"])}) for record in saved
+        ]
+
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read a history that `save` wrote; half a line at its end is a record being written."""

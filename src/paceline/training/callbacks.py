@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from paceline.checkpoint.tree import as_plain, split
 
 if TYPE_CHECKING:
     from paceline.training.trainer import Trainer
+
+_log = logging.getLogger("paceline.training")
 
 Logs = dict[str, float | None]
 
@@ -36,3 +42,45 @@ class Callback:
 
     def on_train_end(self, trainer: Trainer) -> None:
         """The last epoch is over, or the run was stopped."""
+
+
+class CallbackList:
+    """The callbacks of a run: notified of its events, and saved with it."""
+
+    def __init__(self, callbacks: Sequence[Any], trainer: Trainer) -> None:
+        self._callbacks, self._trainer = callbacks, trainer
+
+    def notify(self, event: str, *details: Any) -> None:
+        """Call those that have a method of this name; they need not derive from Callback."""
+        for callback in self._callbacks:
+            function = getattr(callback, event, None)
+            if function is not None:
+                function(self._trainer, *details)
+
+    def snapshot(self) -> list[Any]:
+        """The state of each; None for one without."""
+        return [_state_of(callback) for callback in self._callbacks]
+
+    def restore(self, saved: list[Any]) -> None:
+        """Give each its state back."""
+        for callback, state in zip(self._callbacks, saved, strict=False):
+            accept = getattr(callback, "accept_state", None)
+            if accept is not None and state is not None:
+                accept(state)
+
+
+def _state_of(callback: Any) -> Any:
+    """Plain values that a callback wants back, if it has any; the checkpoint omits those that no
+    file can hold."""
+    state = getattr(callback, "state", None)
+    if not callable(state):
+        return None
+    try:
+        plain = as_plain(state())
+        split({"state": plain})
+    except Exception as error:
+        _log.warning(
+            "the state of the callback %s is not saved: %s", type(callback).__name__, error
+        )
+        return None
+    return plain

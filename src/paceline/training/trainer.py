@@ -20,7 +20,7 @@ from paceline.data import Stream, batches_per_epoch
 from paceline.data.cache.node_cache import NodeCache
 from paceline.errors import ConfigError
 from paceline.frameworks.random_state import seed_generators
-from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
+from paceline.observe import EventLog, History, make_progress, setup_logging
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
@@ -31,13 +31,15 @@ from paceline.sync.make import is_asynchronous, make_exchange, next_exchange_id
 from paceline.sync.replicas import start_equal
 from paceline.sync.settings import ExchangeContext
 from paceline.training.build import build_replica
+from paceline.training.callbacks import CallbackList
 from paceline.training.claim import Claim
 from paceline.training.datasets import data_cache, open_datasets
 from paceline.training.keras_callbacks import adapt_callbacks
 from paceline.training.loop.async_run import AsyncRun
 from paceline.training.loop.clock import Clock
+from paceline.training.loop.run import TrainingRun
+from paceline.training.loop.state import Datasets, RunOutputs, RunState
 from paceline.training.loop.sync_run import SyncRun
-from paceline.training.loop.worker import Worker
 from paceline.training.model_file import check_room, save_model
 from paceline.training.resume.resumed import FOLDER, Resumed, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
@@ -87,19 +89,20 @@ class Trainer:
         self.config = config or read_config(*layers)
         self.callbacks = adapt_callbacks(callbacks)
         self._given_world = world
-        self._worker: Worker | None = None
-        self._orders = StopRequests()
+        self._state: RunState | None = None
+        self._training_run: TrainingRun | None = None
+        self._stop_requests = StopRequests()
         self._claim: Claim | None = None
 
     def stop(self) -> None:
         """Ask all ranks to stop after the next step; any one rank may ask."""
-        if self._worker is not None:
-            self._worker.stop_asked = True
+        if self._state is not None:
+            self._state.stop_asked = True
 
     def interrupt(self, reason: str = "asked to") -> None:
         """Ask all ranks to save and end after the next step, so that the run can go on later; any
         one rank may ask. Then `fit` raises Interrupted."""
-        self._orders.ask(reason)
+        self._stop_requests.ask(reason)
 
     def fit(self) -> Result:
         """Train to the last epoch, or to an early stop.
@@ -108,16 +111,16 @@ class Trainer:
         save; then they raise Interrupted.
         """
         self.world = self._given_world or init()
-        self._orders.limit(self.config.max_time)
+        self._stop_requests.limit(self.config.max_time)
         try:
             with (
                 ending_together(self.world),
-                self._orders.handling_signals(),
+                self._stop_requests.handling_signals(),
                 data_cache(self.config, self.world) as cache,
             ):
                 return self._fit(cache)
         finally:
-            self._orders = StopRequests()  # what this run was told is not for the next
+            self._stop_requests = StopRequests()  # those of this run are not for the next
             if self._claim is not None:
                 self._claim.release()
                 self._claim = None
@@ -125,36 +128,21 @@ class Trainer:
     def _fit(self, cache: NodeCache | None) -> Result:
         config, world = self.config, self.world
         self.clock, self.history = Clock(), History()
-        self.facts: dict[str, Any] = {}
         setup_logging(world.rank, world.size)
         seed_generators(config.seed)  # functions that make data may draw random numbers
-        train, validation = open_datasets(config, world, cache)
-        if not isinstance(train, Stream):
-            self.clock.samples_per_epoch = len(train)
+        data = Datasets(*open_datasets(config, world, cache))
+        if not isinstance(data.train, Stream):
+            self.clock.samples_per_epoch = len(data.train)
         self.replica = build_replica(config, world)
         start_equal(world, self.replica)
-        self.identity = self._identify(train)
-        self._resumed = resumed = self._find_resumed()
+        identity = self._identify(data.train)
+        resumed = self._find_resumed(identity)
         if resumed is not None:
             same = resumed.facts["optimizer"] == config.describe()["optimizer"]
             restore_replica(self.replica, resumed, same)
-        frame = ExchangeContext(
-            exchange_id=next_exchange_id(world),
-            settings=config.exchange,
-            batches=self._batches_to_deal(train),
-            saved=resumed.centre if resumed is not None else None,
-            seed=config.seed,
-            clip_norm=config.clip_norm,
-            fail=fail,
-        )
-        self._exchange = exchange = make_exchange(world, self.replica, config.rule, frame)
-        if config.check_replicas is not None and not exchange.replicas_stay_equal:
-            raise ConfigError(
-                "check_replicas compares replicas that are equal after every step, and by rule "
-                f"{config.rule.name} each goes its own way; leave it out"
-            )
+        self._exchange = exchange = self._make_exchange(data.train, resumed)
         try:
-            began, stopped = time.perf_counter(), self._run(exchange, train, validation)
+            began, stopped = time.perf_counter(), self._run(data, identity, resumed)
         except BaseException:
             exchange.abandon()
             raise
@@ -162,43 +150,72 @@ class Trainer:
         self.replica.release()
         seconds = time.perf_counter() - began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
-        summary |= self.facts
+        summary |= self._state.summary if self._state is not None else {}
         on_rank0(world, lambda: self._save(summary))
         return Result(
             getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
         )
 
-    def _run(self, exchange: Exchange, train: Any, validation: Any) -> str | None:
+    def _make_exchange(self, train: Any, resumed: Resumed | None) -> Exchange:
+        config, world = self.config, self.world
+        frame = ExchangeContext(
+            exchange_id=next_exchange_id(world),
+            settings=config.exchange,
+            batches=self._batches_to_grant(train, resumed),
+            saved=resumed.centre if resumed is not None else None,
+            seed=config.seed,
+            clip_norm=config.clip_norm,
+            fail=fail,
+        )
+        exchange = make_exchange(world, self.replica, config.rule, frame)
+        if config.check_replicas is not None and not exchange.replicas_stay_equal:
+            raise ConfigError(
+                "check_replicas compares replicas that are equal after every step, and by rule "
+                f"{config.rule.name} each goes its own way; leave it out"
+            )
+        return exchange
+
+    def _run(self, data: Datasets, identity: dict[str, Any], resumed: Resumed | None) -> str | None:
         """All epochs; the reason if they ended early."""
         config, world = self.config, self.world
-        resumed = self._resumed
         self.run_dir = on_rank0(
             world, lambda: self._claim_run_dir(self._found if resumed else None)
         )
         with ExitStack() as stack:
-            events = stack.enter_context(EventLog(self.run_dir / "events", world.rank, world.node))
-            progress = make_progress(world.rank, config.progress)
-            stack.callback(progress.close)
-            self._worker = Worker(
-                world, self.replica, exchange, config, self.clock, Stopwatch(), events
+            self._state = state = RunState(
+                config,
+                world,
+                self.replica,
+                self._exchange,
+                data,
+                self._open_outputs(stack),
+                CallbackList(self.callbacks, self),
+                self._stop_requests,
+                self.clock,
+                self.history,
+                identity,
+                numbered_for=self._numbered_for(resumed),
             )
-            self._worker.orders = self._orders
-            store = Store(self.run_dir / FOLDER, config.keep_checkpoints)
-            saver = Saver(store, config.checkpoint_every, _log.warning)
-            stack.callback(saver.close)
-            description = self._describe(train, exchange)
-            progress.begin(config.epochs, self.clock.samples_per_epoch, description)
-            kind = AsyncRun if exchange.asynchronous else SyncRun
-            run = kind(self, self._worker, exchange, train, validation, events, progress, saver)
+            progress, saver = state.outputs.progress, state.outputs.saver
+            progress.begin(config.epochs, self.clock.samples_per_epoch, self._describe(data.train))
+            self._training_run = run = (AsyncRun if self._exchange.asynchronous else SyncRun)(state)
             if resumed is not None:
-                self._worker.numbered_for = resumed.facts["dealt_to"]
                 restore_run(run, resumed)
                 progress.message(resumed.describe())
             saver.begin_period(self.clock.step)
-            watch, clock = self._worker.watch, self.clock
             limits = config.stall_warning_s, config.stall_timeout_s
-            stack.enter_context(watched(lambda: (watch.laps, clock.step), *limits))
-            return run.run()
+            stack.enter_context(watched(lambda: (state.watch.laps, state.clock.step), *limits))
+            return run.train()
+
+    def _open_outputs(self, stack: ExitStack) -> RunOutputs:
+        config, world = self.config, self.world
+        events = stack.enter_context(EventLog(self.run_dir / "events", world.rank, world.node))
+        progress = make_progress(world.rank, config.progress)
+        stack.callback(progress.close)
+        store = Store(self.run_dir / FOLDER, config.keep_checkpoints)
+        saver = Saver(store, config.checkpoint_every, _log.warning)
+        stack.callback(saver.close)
+        return RunOutputs(self.run_dir, events, progress, saver)
 
     def _claim_run_dir(self, found: Path | None) -> Path:
         run_dir, self._claim = make_run_dir(self.config, found)
@@ -207,7 +224,7 @@ class Trainer:
         return run_dir
 
     def _identify(self, train: Any) -> dict[str, Any]:
-        """What a run must have in common with the one that it goes on with."""
+        """Facts that a resumed run must match."""
         config = self.config
         stream = isinstance(train, Stream)
         facts = {
@@ -217,32 +234,34 @@ class Trainer:
             "shuffle": config.data.shuffle,
             "samples_of_data": None if stream else len(train),
             "order_of_data": getattr(train, "order_facts", None) if config.data.shuffle else None,
-            "at_their_own_pace": is_asynchronous(config.rule, config.exchange, self.world),
+            "asynchronous": is_asynchronous(config.rule, config.exchange, self.world),
         }
-        if facts["at_their_own_pace"]:  # batches are numbered through the run
+        if facts["asynchronous"]:  # batches are numbered through the run
             facts["batch"] = config.data.batch_size * config.accumulate
         return facts
 
-    def _find_resumed(self) -> Resumed | None:
+    def _find_resumed(self, identity: dict[str, Any]) -> Resumed | None:
         config, world = self.config, self.world
         self._found = on_rank0(world, lambda: find_run_dir(config))
         resumed = find_resumed(config.resume, self._found, world)
         if resumed is not None:
-            resumed.check(self.identity)
+            resumed.check(identity)
         return resumed
 
-    def _batches_to_deal(self, train: Any) -> int:
-        """Of the whole run, where workers go at their own pace."""
+    def _numbered_for(self, resumed: Resumed | None) -> int:
+        """For how many workers batches are numbered: those that the run began with."""
+        return self.world.size if resumed is None else int(resumed.facts["numbered_for"])
+
+    def _batches_to_grant(self, train: Any, resumed: Resumed | None) -> int:
+        """Of the whole run, if it is asynchronous."""
         config = self.config
         if not is_asynchronous(config.rule, config.exchange, self.world):
             return 0
         size = config.data.batch_size * config.accumulate
-        resumed = self._resumed
-        workers = self.world.size if resumed is None else resumed.facts["dealt_to"]
-        return config.epochs * batches_per_epoch(train, size, workers)
+        return config.epochs * batches_per_epoch(train, size, self._numbered_for(resumed))
 
-    def _describe(self, train: Any, exchange: Exchange) -> str:
-        config, world = self.config, self.world
+    def _describe(self, train: Any) -> str:
+        config, world, exchange = self.config, self.world, self._exchange
         nodes = len(set(world.allgather_values(world.node)))
         batch = config.data.batch_size * config.accumulate
         in_all = "" if exchange.asynchronous else f" ({batch * world.size} in all)"

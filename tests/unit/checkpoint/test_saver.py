@@ -14,7 +14,7 @@ def test_a_part_that_cannot_be_written_is_reported_at_once(tmp_path):
     )
     saver.add(10, "rank-1", {"x": 1})  # there is no draft
     assert has_said.wait(20)
-    saver.add(10, "host-1", {"x": 1})
+    saver.add(10, "server-1", {"x": 1})
     saver.add(15, "rank-1", {"x": 1})
     saver.close()
     assert [text.partition(" cannot")[0][-13:] for text in said] == [

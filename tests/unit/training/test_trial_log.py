@@ -140,7 +140,7 @@ def test_a_trainer_counts_its_samples(folder, tmp_path, monkeypatch):
     try:
         trainer.fit()
     finally:
-        trainer._worker._trial.write()
+        trainer._training_run.worker._trial.write()
     last = lines(folder)[-1]
     assert (last["samples"], last["unit"], last["workers"]) == (80, "samples", 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from time import perf_counter
 from typing import Any
@@ -15,6 +14,8 @@ from paceline.sync.parameter_server.ledger import LedgerReply
 from paceline.sync.replicas import average_buffers
 from paceline.training.callbacks import Logs
 from paceline.training.loop.run import ASKED, TrainingRun, further_figures
+from paceline.training.loop.state import RunState
+from paceline.training.loop.worker import Worker
 
 _MOST_AT_ONCE = 32
 """Epochs that rank 0 gives records between two of its steps."""
@@ -89,7 +90,6 @@ class EpochCount:
         return [(int(last - first), mean, seconds) for first, last in pairwise(edges)]
 
 
-@dataclass
 class AsyncRun(TrainingRun):
     """The run of an asynchronous rule.
 
@@ -98,25 +98,25 @@ class AsyncRun(TrainingRun):
     left do the ranks come together, for the last epoch's validation and the result.
     """
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        assert self.clock.samples_per_epoch is not None, "only data with a length is dealt"
+    def __init__(self, state: RunState) -> None:
+        leads = state.world.rank == 0
+        super().__init__(state, Worker(state, saver=state.outputs.saver if leads else None))
+        assert self.clock.samples_per_epoch is not None, "only data with a length can be granted"
         self.count = EpochCount(self.config.epochs, self.clock.samples_per_epoch)
         self.reason: str | None = None
         self._asked_at = perf_counter()
 
-    def run(self) -> str | None:
+    def train(self) -> str | None:
         exchange, leads = self._exchange, self.world.rank == 0
         exchange.on_exchange = self._write_exchange
         exchange.on_pause = self._pause
         exchange.on_last = self._save_last
-        exchange.on_save(self._keep_host)
-        self.call("on_train_begin")
+        exchange.on_save(self._keep_server)
+        self.notify("on_train_begin")
         if leads:
-            self.worker.saver = self.saver
-            self.call("on_epoch_begin", self.clock.epoch + 1)
+            self.notify("on_epoch_begin", self.clock.epoch + 1)
         hooks = self.step_hooks(perf_counter())
-        self.worker.train_freely(self.train, *hooks, self._lead if leads else lambda: None)
+        self.worker.train_asynchronously(*hooks, self._lead if leads else lambda: None)
         load_common_weights(self.replica, exchange)
         average_buffers(self.world, self.replica, exchange.trains)
         if exchange.trains:
@@ -124,10 +124,8 @@ class AsyncRun(TrainingRun):
             self.events.write(
                 "exchanges", step=self.clock.step, bytes=rest, **exchange.exchange_stats()
             )
-        tallies = self.world.allgather_values(
-            exchange.exchange_stats() if exchange.trains else None
-        )
-        self.trainer.facts["exchanges"] = tallies
+        mine = exchange.exchange_stats() if exchange.trains else None
+        self.state.summary["exchanges"] = self.world.allgather_values(mine)
         self._end_last_epoch()
         reason = self.reason or (ASKED if self.worker.stopped else None)
         self.reason = self.world.bcast_value(reason)
@@ -149,8 +147,8 @@ class AsyncRun(TrainingRun):
             exchange.quit()
             self.leave(exchange.workers_world)
 
-    def _keep_host(self, number: int, tree: dict[str, Any]) -> None:
-        self.saver.add(number, f"host-{self.world.rank}", tree)
+    def _keep_server(self, number: int, tree: dict[str, Any]) -> None:
+        self.saver.add(number, f"server-{self.world.rank}", tree)
 
     @property
     def _exchange(self) -> AsynchronousExchange:
@@ -174,15 +172,15 @@ class AsyncRun(TrainingRun):
             logs = found
         self._tell_of(ended, logs)
         for epoch in ended:
-            self.call("on_epoch_begin", epoch + 1)
-        if self.worker.stop_asked:
+            self.notify("on_epoch_begin", epoch + 1)
+        if self.state.stop_asked:
             self._exchange.ask_to_stop()
         elif self.saver.each_epoch:
             self._exchange.ask_to_save()
 
     def _is_wanted(self) -> bool:
         """Whether others wait for this worker, to save together."""
-        if self.worker.orders.reason is not None:
+        if self.state.stop_requests.reason is not None:
             self._exchange.ask_to_quit()
         elif perf_counter() - self._asked_at > _ASK_EVERY_S:
             self._exchange.report()
@@ -211,19 +209,17 @@ class AsyncRun(TrainingRun):
 
     def _tell_of(self, epochs: list[int], logs: Logs) -> None:
         """Epochs that have ended since the last one told of; the figures are of the latest."""
-        parts, split = (
-            self.count.take(self._exchange.ledger_reply, epochs),
-            self.worker.watch.take(),
-        )
+        parts = self.count.take(self._exchange.ledger_reply, epochs)
+        split = self.state.watch.take()
         for epoch, part in zip(epochs, parts, strict=True):
             last = epoch == epochs[-1]
             found, time = (logs, split) if last else ({}, TimeSplit())
             self._set_rate_of(epoch)
             figures = self.note(self.make_record(epoch, *part, found, time))
             self.save_history()
-            self.call("on_epoch_end", epoch, figures)
+            self.notify("on_epoch_end", epoch, figures)
             self.reason = self.reason or self.stopping.reason(figures)
-        self.worker.stop_asked |= self.reason is not None
+        self.state.stop_asked |= self.reason is not None
 
     def _set_rate_of(self, epoch: int) -> None:
         """That of the end of the epoch: others may have taken its last batches."""

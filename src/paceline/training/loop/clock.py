@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paceline.checkpoint.tree import Tree
+
+_COUNTS = ("step", "samples", "samples_in_epoch")
+"""Of which a rank between two exchanges has its own estimate."""
 
 
 @dataclass
@@ -50,3 +56,16 @@ class Clock:
         if not self.samples_per_epoch:
             return float(self.epoch)
         return self.epoch + min(1.0, self.samples_in_epoch / self.samples_per_epoch)
+
+    def snapshot(self) -> Tree:
+        """All of it."""
+        return asdict(self)
+
+    def counts(self) -> Tree:
+        """What other ranks may count differently."""
+        return {name: getattr(self, name) for name in _COUNTS}
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        """Go on from what `snapshot` or `counts` gave."""
+        for name in asdict(self):
+            setattr(self, name, saved.get(name, getattr(self, name)))

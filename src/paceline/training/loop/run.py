@@ -1,4 +1,4 @@
-"""One run of a Trainer: what epochs in lock step and epochs at the workers' own pace share."""
+"""One run of a Trainer: what synchronous and asynchronous ones share."""
 
 from __future__ import annotations
 
@@ -6,32 +6,29 @@ import logging
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
-from paceline.checkpoint.saver import OpenCheckpoint, Saver
+from paceline.checkpoint.saver import OpenCheckpoint
+from paceline.checkpoint.tree import Saved
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
 from paceline.config.stopping import parse_target
 from paceline.core.vectors import checksum
 from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
-from paceline.observe import EpochRecord, EventLog, Progress, TimeSplit
+from paceline.observe import EpochRecord, TimeSplit
 from paceline.runtime.stop_requests import REQUEUE
 from paceline.sync.asynchronous.base import AsynchronousExchange
-from paceline.sync.interface import Exchange
 from paceline.sync.make import with_common_weights
 from paceline.training.callbacks import Logs
 from paceline.training.loop.divergence import Divergence
+from paceline.training.loop.state import RunState
 from paceline.training.loop.stopping import Stopping
 from paceline.training.loop.validation import validate
 from paceline.training.loop.worker import StepHook, Worker
 from paceline.training.resume.snapshot import snapshot_common, snapshot_rank
-
-if TYPE_CHECKING:
-    from paceline.training.trainer import Trainer
 
 _log = logging.getLogger("paceline.training")
 
@@ -40,40 +37,42 @@ REMEDY = "try a lower learning rate, or no momentum on workers that push to a ce
 _FIGURES = ("train_loss", "val_loss", "val_accuracy", "learning_rate", "samples_per_s")
 
 
-@dataclass
 class TrainingRun(ABC):
     """All epochs of a run, on one rank."""
 
-    trainer: Trainer
-    worker: Worker
-    exchange: Exchange
-    train: Any
-    validation: Any
-    events: EventLog
-    progress: Progress
-    saver: Saver
-
-    def __post_init__(self) -> None:
-        self.world, self.config = self.trainer.world, self.trainer.config
-        self.clock, self.history = self.trainer.clock, self.trainer.history
-        self.replica = self.trainer.replica
+    def __init__(self, state: RunState, worker: Worker) -> None:
+        self.state, self.worker = state, worker
+        self.world, self.config, self.replica = state.world, state.config, state.replica
+        self.clock, self.history, self.exchange = state.clock, state.history, state.exchange
+        self.events, self.progress, self.saver = state.outputs[1:]
+        self.notify = state.callbacks.notify
         self.stopping = Stopping(self.config.stop)
         self.divergence = Divergence()
 
     @abstractmethod
-    def run(self) -> str | None:
-        """Train to the last epoch; the reason if the run ended early."""
+    def train(self) -> str | None:
+        """To the last epoch; the reason if the run ended early."""
 
     @abstractmethod
     def snapshot(self) -> dict[str, Any]:
-        """What the leader knows that no other part of a checkpoint has."""
+        """What rank 0 knows and no other part of a checkpoint has."""
 
     @abstractmethod
     def restore(self, saved: dict[str, Any]) -> None:
         """Go on from what `snapshot` gave."""
 
+    def common_parts(self) -> dict[str, Saved]:
+        """What is saved once, by rank 0, under these names."""
+        return {
+            "clock": self.clock,
+            "history": self.history,
+            "stopping": self.stopping,
+            "divergence": self.divergence,
+            "run": self,
+        }
+
     def open_checkpoint(self) -> OpenCheckpoint:
-        """The leader begins one."""
+        """Rank 0 begins one."""
         constants = checksum(self.replica.constants())
         return OpenCheckpoint(self.saver.open(self.clock.step), constants)
 
@@ -88,39 +87,36 @@ class TrainingRun(ABC):
             self.saver.add(opened.number, "common", snapshot_common(self))
             facts = self.facts()
             parts = [f"rank-{rank}" for rank in facts["workers"]]
-            parts += [f"host-{rank}" for rank in facts["hosts"]]
+            parts += [f"server-{rank}" for rank in facts["servers"]]
             self.saver.commit(opened.number, ["common", *parts], facts)
 
     def facts(self) -> dict[str, Any]:
-        """About the run, for who goes on with it."""
+        """Facts about the run that a resumed one needs, or must match."""
         exchange, clock = self.exchange, self.clock
         if isinstance(exchange, AsynchronousExchange):
-            workers, hosts = list(exchange.roles.workers), list(exchange.roles.hosts) or [0]
+            workers, servers = list(exchange.roles.workers), list(exchange.roles.hosts) or [0]
         else:
-            workers, hosts = list(range(self.world.size)), []
+            workers, servers = list(range(self.world.size)), []
         return {
             "step": clock.step,
             "epoch": clock.epoch,
             "samples": clock.samples,
             "ranks": self.world.size,
             "workers": workers,
-            "hosts": hosts,
-            "dealt_to": self.worker.numbered_for or self.world.size,
+            "servers": servers,
+            "numbered_for": self.state.numbered_for,
             "optimizer": self.config.describe()["optimizer"],
-            **self.trainer.identity,
+            **self.state.identity,
         }
 
-    def leave(self, team: World) -> NoReturn:
-        """End a run that has saved, and is to go on later; all of the team come here."""
-        problem = on_rank0(team, self.saver.finish)
+    def leave(self, world: World) -> NoReturn:
+        """End a run that has saved, and can be resumed; all ranks of `world` call it."""
+        problem = on_rank0(world, self.saver.finish)
         if problem is not None:
             raise problem
-        orders = self.worker.orders
-        known = [
-            pair
-            for pair in team.allgather_values((orders.reason, orders.code))
-            if pair[0] is not None
-        ]
+        requests = self.state.stop_requests
+        everyone = world.allgather_values((requests.reason, requests.code))
+        known = [pair for pair in everyone if pair[0] is not None]
         reason, code = known[0] if known else ("another rank was told to end", REQUEUE)
         raise Interrupted(
             f"stopped after step {self.clock.step} ({reason}) and saved; {self._how_to_go_on()}",
@@ -128,7 +124,7 @@ class TrainingRun(ABC):
         )
 
     def _how_to_go_on(self) -> str:
-        folder, named = str(self.trainer.run_dir), (self.config.model, self.config.data.train)
+        folder, named = str(self.state.outputs.run_dir), (self.config.model, self.config.data.train)
         if all(value is None or isinstance(value, str) for value in named):
             return f"go on with: paceline train --resume {shlex.quote(folder)}"
         return (
@@ -136,19 +132,12 @@ class TrainingRun(ABC):
             f"(paceline mpi-learn: --restore {shlex.quote(folder)})"
         )
 
-    def call(self, event: str, *details: Any) -> None:
-        """Tell the user's callbacks of an event."""
-        for callback in self.trainer.callbacks:
-            function = getattr(callback, event, None)  # a callback need not derive from Callback
-            if function is not None:
-                function(self.trainer, *details)
-
     def step_hooks(self, began: float) -> tuple[Any, StepHook]:
         """What a worker calls before and after each step from now on."""
         before_run = self.clock.samples
 
         def before() -> None:
-            self.call("on_batch_begin", self.clock.step + 1)
+            self.notify("on_batch_begin", self.clock.step + 1)
 
         def after(loss: float | None, samples: int) -> None:
             rate = (self.clock.samples - before_run) / (perf_counter() - began)
@@ -156,20 +145,21 @@ class TrainingRun(ABC):
             epoch = min(self.clock.epoch + 1, self.config.epochs)
             self.progress.update(epoch, done, loss, rate)
             self.divergence.see(loss)
-            self.call("on_batch_end", self.clock.step, {"loss": loss, "samples": samples})
+            self.notify("on_batch_end", self.clock.step, {"loss": loss, "samples": samples})
 
         return before, after
 
     def validate(self, world: World, is_wanted: Callable[[], bool]) -> Logs | None:
         """The figures of the centre on the validation data, shared among the ranks of `world`;
         None if one of them `is_wanted` elsewhere."""
-        if self.validation is None:
+        validation = self.state.data.validation
+        if validation is None:
             return {}
         size, target = self.config.data.validation_batch_size, self.config.stop.target
         with with_common_weights(self.replica, self.exchange):
             loaders = self.config.data.loaders
-            watch = self.worker.watch
-            logs = validate(world, self.replica, self.validation, size, watch, loaders, is_wanted)
+            watch = self.state.watch
+            logs = validate(world, self.replica, validation, size, watch, loaders, is_wanted)
         if logs is None:
             return None
         metric = parse_target(target)[0] if target is not None else ""
@@ -179,13 +169,13 @@ class TrainingRun(ABC):
                 f"stop.target is {target!r}, but this model and loss have no {metric}; use one of: "
                 f"{there}"
             )
-        self.call("on_validation_end", logs)
+        self.notify("on_validation_end", logs)
         return logs
 
     def validate_last(self) -> Logs:
         """The figures of the end of the run; none if somebody wants it to end now. All it was to
         train is trained, and the model is worth more than they are."""
-        logs = self.validate(self.world, lambda: self.worker.orders.reason is not None)
+        logs = self.validate(self.world, lambda: self.state.stop_requests.reason is not None)
         if logs is None and self.world.rank == 0:
             _log.warning("the last validation is left out: the run was told to end")
         return logs or {}
@@ -245,16 +235,16 @@ class TrainingRun(ABC):
     def save_history(self) -> None:
         """A full disk must not end a run that is otherwise well: there may be room at the end."""
         try:
-            self.history.save(self.trainer.run_dir / "history.jsonl")
+            self.history.save(self.state.outputs.run_dir / "history.jsonl")
         except OutputError as error:
             _log.warning("%s", error)
 
     def end(self, reason: str | None) -> None:
         """Say why the run ended early, if it did, and that it has ended."""
-        self.trainer.facts["warning"] = self.world.bcast_value(self.divergence.warning)
+        self.state.summary["warning"] = self.world.bcast_value(self.divergence.warning)
         if reason:
             self.progress.message(f"stopped after epoch {len(self.history)}: {reason}")
-        self.call("on_train_end")
+        self.notify("on_train_end")
 
 
 def further_figures(logs: Logs) -> dict[str, float]:

@@ -78,6 +78,10 @@ class Stepper:
         self._mine = Contribution()
         self._outcome: StepOutcome | None = None
 
+    def restore(self, steps: int, rejected: int) -> None:
+        """Go on after so many steps."""
+        self.steps, self.rejected = steps, rejected
+
     def contribution(
         self, samples: float, weight: float, more: bool, loss: float = 0.0
     ) -> Contribution:

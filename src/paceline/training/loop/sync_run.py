@@ -14,6 +14,8 @@ from paceline.sync.make import load_common_weights
 from paceline.sync.replicas import average_buffers
 from paceline.training.callbacks import Logs
 from paceline.training.loop.run import ASKED, TrainingRun, further_figures, mean_over_ranks
+from paceline.training.loop.state import RunState
+from paceline.training.loop.worker import Worker
 
 
 class Trained(NamedTuple):
@@ -27,14 +29,15 @@ class Trained(NamedTuple):
 
 
 class SyncRun(TrainingRun):
-    """The run of a synchronous rule: at the end of every epoch all ranks meet and validate."""
+    """The run of a synchronous rule: all ranks end every epoch together, and validate."""
 
-    reason: str | None = None
-    trained: Trained | None = None
+    def __init__(self, state: RunState) -> None:
+        super().__init__(state, Worker(state, self._pause, state.outputs.saver))
+        self.reason: str | None = None
+        self.trained: Trained | None = None
 
-    def run(self) -> str | None:
-        self.worker.on_pause, self.worker.saver = self._pause, self.saver
-        self.call("on_train_begin")
+    def train(self) -> str | None:
+        self.notify("on_train_begin")
         while self.trained is not None or not self._is_done():
             self.trained = self.trained or self._train_epoch()
             record = self._make_record(self.trained)
@@ -44,7 +47,7 @@ class SyncRun(TrainingRun):
                 self.leave(self.world)
             figures, stopped, self.trained = self.note(record), self.trained.stopped, None
             on_rank0(self.world, self.save_history)
-            self.call("on_epoch_end", record.epoch, figures)
+            self.notify("on_epoch_end", record.epoch, figures)
             self.worker.begin_epoch()
             stop, save, quit = self._agree_at_end()
             self.reason = ASKED if stop or stopped else self.stopping.reason(figures)
@@ -53,9 +56,8 @@ class SyncRun(TrainingRun):
             if quit and not self._is_done():
                 self.leave(self.world)
         self._validate_last()
-        load_common_weights(
-            self.replica, self.exchange
-        )  # callbacks may put other weights there at the end
+        # Before the last event: callbacks may put other weights there.
+        load_common_weights(self.replica, self.exchange)
         self.end(self.reason)
         return self.reason
 
@@ -71,19 +73,19 @@ class SyncRun(TrainingRun):
         """All ranks together, between two steps."""
         self.keep(on_rank0(self.world, self.open_checkpoint))
 
-    def _pause(self, meeting: StepOutcome) -> None:
+    def _pause(self, outcome: StepOutcome) -> None:
         self.save()
-        if meeting.quit:
+        if outcome.quit:
             self.leave(self.world)
 
     def _is_done(self) -> bool:
         return self.clock.epoch >= self.config.epochs or self.reason is not None
 
     def _train_epoch(self) -> Trained:
-        self.call("on_epoch_begin", self.clock.epoch + 1)
-        self.worker.place.began = perf_counter()
-        train_loss = self.worker.train_epoch(self.train, *self.step_hooks(perf_counter()))
-        seconds = self.worker.place.elapsed()
+        self.notify("on_epoch_begin", self.clock.epoch + 1)
+        self.worker.position.began = perf_counter()
+        train_loss = self.worker.train_epoch(*self.step_hooks(perf_counter()))
+        seconds = self.worker.position.elapsed()
         samples = self.clock.samples_in_epoch
         self.clock.end_epoch()
         average_buffers(self.world, self.replica)
@@ -96,20 +98,19 @@ class SyncRun(TrainingRun):
             logs = self.validate(self.world, self._is_to_quit)
         if logs is None:
             return None
-        time = mean_over_ranks(self.world, self.worker.watch.take())
+        time = mean_over_ranks(self.world, self.state.watch.take())
         samples, train_loss, seconds, _ = trained
         return self.make_record(self.clock.epoch, samples, train_loss, seconds, logs, time)
 
     def _is_to_quit(self) -> bool:
-        worker = self.worker
-        return worker.orders.reason is not None or (
-            worker.deferred is not None and worker.deferred.quit
-        )
+        deferred = self.worker.deferred
+        asked = self.state.stop_requests.reason is not None
+        return asked or (deferred is not None and deferred.quit)
 
     def _validate_last(self) -> None:
         """A run that stopped early between two validations still tells what it reached."""
         last = self.history[-1]
-        if self.validation is None or last.val_loss is not None:
+        if self.state.data.validation is None or last.val_loss is not None:
             return
         logs = self.validate_last()
         if not logs:
@@ -127,10 +128,9 @@ class SyncRun(TrainingRun):
     def _agree_at_end(self) -> list[bool]:
         """Whether to stop, to save, to quit: a rank may have been asked to in the last step or
         after it, when no exchange could tell."""
-        worker, wishes = self.worker, self.worker.deferred
-        worker.deferred = None
+        wishes, self.worker.deferred = self.worker.deferred, None
         save = (wishes is not None and wishes.save) or self.saver.is_due(self.clock.step)
-        quit = (wishes is not None and wishes.quit) or worker.orders.reason is not None
-        votes = np.array([worker.stop_asked, save, quit], float)
+        quit = (wishes is not None and wishes.quit) or self.state.stop_requests.reason is not None
+        votes = np.array([self.state.stop_asked, save, quit], float)
         self.world.all_reduce(votes)
         return [bool(vote > 0) for vote in votes]

@@ -1,28 +1,26 @@
-"""The loop of one worker: batches in, steps out, in pace with the others."""
+"""The loop of one worker: batches in, steps out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from time import perf_counter
 from typing import Any, TypeGuard
 
 import numpy as np
 
 from paceline.checkpoint.saver import Saver
-from paceline.comm import World
-from paceline.config.run import RunConfig
+from paceline.checkpoint.tree import Tree
 from paceline.data import Batch, EpochRemainder, Shard, Stream, granted_batches, training_batches
 from paceline.data.sampling.epochs import PREFETCH_DEPTH
-from paceline.frameworks import Replica
-from paceline.observe import EventLog, Stopwatch
-from paceline.observe.trial import TrialLog, open_trial
-from paceline.runtime.stop_requests import StopRequests
+from paceline.observe import TimeSplit
+from paceline.observe.trial import open_trial
 from paceline.sync.asynchronous.base import AsynchronousExchange
-from paceline.sync.interface import Exchange, StepOutcome
+from paceline.sync.interface import StepOutcome
 from paceline.sync.replicas import check_equal
-from paceline.training.loop.clock import Clock
+from paceline.training.loop.position import EpochPosition
+from paceline.training.loop.state import RunState
 from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
 
 StepHook = Callable[[float | None, int], None]
@@ -32,32 +30,11 @@ _LONGEST_LOT = 16
 """Batches that a worker may have in hand at most; a slow one would keep others waiting."""
 
 
-@dataclass
-class EpochPosition:
-    """Where a worker is in the epoch."""
-
-    leg: EpochRemainder
-    taken: int = 0
-    """Batches of the leg that it has trained on."""
-    ended: bool = False
-    """It has had its last one."""
-    loss_sum: float = 0.0
-    left_out: float = 0.0
-    """Samples without a loss: those of rejected batches."""
-    before_s: float = 0.0
-    """Seconds of the epoch before the run was interrupted."""
-    began: float = field(default_factory=perf_counter)
-
-    def elapsed(self) -> float:
-        """Seconds of the epoch so far."""
-        return self.before_s + perf_counter() - self.began
-
-
 class _Feed:
     """A rank's batches, and whether more will come.
 
-    Of data with a length that is known, and no batch is made before it is needed: what making it
-    draws from random numbers must come after a checkpoint, not before.
+    Batches are made lazily where their number is known, so that random draws happen after a
+    checkpoint, not before.
     """
 
     def __init__(self, batches: Iterator[Batch], left: int | None) -> None:
@@ -73,83 +50,86 @@ class _Feed:
         return batch, self._ahead is not None
 
 
-@dataclass
 class Worker:
     """Trains its replica on its share of the data."""
 
-    world: World
-    replica: Replica
-    exchange: Exchange
-    config: RunConfig
-    clock: Clock
-    watch: Stopwatch
-    events: EventLog
-    stop_asked: bool = False
-    """Set it on any rank; all ranks stop after the step that follows."""
-    stopped: bool = False
-    orders: StopRequests = field(default_factory=StopRequests)
-    saver: Saver | None = None
-    on_pause: Callable[[StepOutcome], None] = lambda meeting: None
-    """Called between two steps when all ranks are to save."""
-    place: EpochPosition = field(init=False)
-    deferred: StepOutcome | None = field(default=None, init=False)
-    """Wishes that came with the last step of an epoch, to be heeded at its end."""
-    estimated_samples: int = 0
-    """Samples of the world since its last meeting, as far as this worker can know."""
-    unknown: int = 0
-    """How many there were more when all came together only to save."""
-    _bytes_recorded: int = 0
-    numbered_for: int | None = None
-    """For how many workers batches were numbered, if the run began with others."""
-
-    stepper: Stepper = field(init=False)
-    _trial: TrialLog | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        exchange, workers = self.exchange, self.world.size
+    def __init__(
+        self,
+        state: RunState,
+        on_pause: Callable[[StepOutcome], None] = lambda outcome: None,
+        saver: Saver | None = None,
+    ) -> None:
+        """`on_pause` is called between two steps when all ranks are to save; `saver` tells when
+        this worker asks for that."""
+        self._state, self._on_pause, self._saver = state, on_pause, saver
+        self.world, self.config, self.clock = state.world, state.config, state.clock
+        self.replica, self.exchange, self.watch = state.replica, state.exchange, state.watch
+        self.stopped = False
+        self.deferred: StepOutcome | None = None
+        """Wishes that came with the last step of an epoch, to be granted at its end."""
+        self.estimated_samples = 0
+        """Samples of the world since the last exchange, as far as this worker can know."""
+        self.unreported_samples = 0
+        """How many more there were when all ranks came together only to save."""
+        self._bytes_recorded = 0
+        exchange, workers = state.exchange, state.world.size
         if isinstance(exchange, AsynchronousExchange):
             workers = len(exchange.roles.workers)
-        self._trial = open_trial(self.world.rank, workers)
-        limits = StepLimits(self.config.max_rejected, self.config.clip_norm)
+        self._trial = open_trial(state.world.rank, workers)
+        limits = StepLimits(state.config.max_rejected, state.config.clip_norm)
         self.stepper = Stepper(
-            self.world.rank, self.replica, exchange, limits, self.watch, self._wishes
+            state.world.rank, state.replica, exchange, limits, state.watch, self._wishes
         )
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """At its first sample."""
-        data = self.config.data
-        self.place = EpochPosition(
-            EpochRemainder(self.world.size, data.batch_size * self.config.accumulate)
-        )
+        self.position = EpochPosition(EpochRemainder(self.world.size, self._state.batch_size))
 
-    def train_epoch(self, source: Any, before: Callable[[], None], after: StepHook) -> float | None:
-        """The epoch of the world from this worker's place in it; the mean training loss over all
-        its samples, None if all were rejected."""
-        place = self.place
-        feed = self._feed(source)
+    def snapshot(self) -> Tree:
+        """What only this worker knows."""
+        return {
+            "counts": self.clock.counts(),
+            "position": self.position.snapshot(),
+            "estimated_samples": self.estimated_samples,
+            "rejected": self.stepper.rejected,
+            "time": asdict(self.watch.peek()),
+        }
+
+    def restore(self, saved: Tree, position: EpochPosition, same_ranks: bool) -> None:
+        """Go on at this position; with as many ranks as before, with all that `snapshot` gave."""
+        self.position = position
+        if same_ranks:
+            self.clock.restore(saved["counts"])
+            self.estimated_samples = saved["estimated_samples"]
+            self.watch.put_back(TimeSplit(**saved["time"]))
+        self.stepper.restore(self.clock.step, saved["rejected"] if same_ranks else 0)
+
+    def train_epoch(self, before: Callable[[], None], after: StepHook) -> float | None:
+        """Train the rest of the epoch; the mean training loss over all samples of the world, None
+        if all were rejected."""
+        position = self.position
+        feed = self._feed(self._state.data.train)
         began = self.watch.start()
-        meeting = self._go_on(self.exchange.run_deferred(self.watch))
-        while not _is_over(meeting):
+        outcome = self._go_on(self.exchange.run_deferred(self.watch))
+        while not _is_over(outcome):
             batch, more = feed.take()
             self.watch.lap("data")
             before()
-            loss, meeting = self._step(batch, more)
+            loss, outcome = self._step(batch, more)
             if batch is not None:
-                place.taken += 1
-                place.loss_sum += (loss or 0.0) * batch.samples
-                place.left_out += batch.samples if loss is None else 0
-            place.ended = not more
-            after(loss, self._count(batch, meeting))
+                position.add(batch.samples, loss)
+            position.ended = not more
+            after(loss, self._count(batch, outcome))
             began = self._record(began, loss, batch)
             self._check_replicas()
-            meeting = self._pause_if_asked(meeting)
-        self.stopped = meeting.stop
-        totals = np.array([place.loss_sum, place.left_out])
+            outcome = self._pause_if_asked(outcome)
+        self.stopped = outcome.stop
+        totals = np.array([position.loss_sum, position.samples_without_loss])
         self.world.all_reduce(totals)
         self.watch.lap("communication")
-        loss_sum, left_out = totals.tolist()
-        counted = self.clock.samples_in_epoch - left_out
+        loss_sum, samples_without_loss = totals.tolist()
+        counted = self.clock.samples_in_epoch - samples_without_loss
         return loss_sum / counted if counted > 0 else None
 
     def _check_replicas(self) -> None:
@@ -158,33 +138,29 @@ class Worker:
             check_equal(self.world, self.replica)
             self.watch.lap("communication")
 
-    def _go_on(self, meeting: StepOutcome | None) -> StepOutcome | None:
-        """A meeting that a pause had put off; this worker's step has been counted."""
-        if meeting is not None:
-            self.clock.catch_up(meeting.samples - self.estimated_samples)
-            self.estimated_samples = self.unknown = 0
-            meeting = self._pause_if_asked(meeting)
-        return meeting
+    def _go_on(self, outcome: StepOutcome | None) -> StepOutcome | None:
+        """Take in an exchange that a pause had deferred; this worker's step has been counted."""
+        if outcome is not None:
+            self.clock.catch_up(outcome.samples - self.estimated_samples)
+            self.estimated_samples = self.unreported_samples = 0
+            outcome = self._pause_if_asked(outcome)
+        return outcome
 
-    def _pause_if_asked(self, meeting: StepOutcome | None) -> StepOutcome | None:
-        """Save if all are to; then the meeting that counts, which the pause may have put off."""
-        if meeting is None or not meeting.wants_pause:
-            return meeting
-        if _is_over(meeting) and not meeting.deferred:
-            self.deferred = meeting
-            return meeting
-        self.on_pause(meeting)
+    def _pause_if_asked(self, outcome: StepOutcome | None) -> StepOutcome | None:
+        """Save if all ranks are to; the outcome that counts, which the pause may have deferred."""
+        if outcome is None or not outcome.wants_pause:
+            return outcome
+        if _is_over(outcome) and not outcome.deferred:
+            self.deferred = outcome
+            return outcome
+        self._on_pause(outcome)
         self.watch.lap("communication")
-        return self._go_on(self.exchange.run_deferred(self.watch)) if meeting.deferred else meeting
+        return self._go_on(self.exchange.run_deferred(self.watch)) if outcome.deferred else outcome
 
-    def train_freely(
-        self,
-        source: Any,
-        before: Callable[[], None],
-        after: StepHook,
-        meanwhile: Callable[[], None],
+    def train_asynchronously(
+        self, before: Callable[[], None], after: StepHook, meanwhile: Callable[[], None]
     ) -> None:
-        """All epochs at this worker's own pace, until no batch is left or somebody asks to stop.
+        """All epochs, asynchronously, until no batch is left or some rank asks to stop.
 
         `meanwhile` is called between steps, and while this worker waits for the last.
         """
@@ -192,15 +168,15 @@ class Worker:
         assert isinstance(exchange, AsynchronousExchange)
         exchange.batches_wanted = min(exchange.report_every, _LONGEST_LOT)
         exchange.batches_wanted += PREFETCH_DEPTH * self.config.data.loaders
-        batches = self._dealt(source, exchange) if exchange.trains else iter(())
+        batches = self._granted(exchange) if exchange.trains else iter(())
         began = self.watch.start()
         while exchange.has_batch(self.watch):
             batch = next(batches)
             self.watch.lap("data")
             before()
-            loss, meeting = self._step(batch, more=True)
+            loss, outcome = self._step(batch, more=True)
             self.clock.locate(int(exchange.ledger_reply.samples + exchange.estimated_samples))
-            after(loss, meeting.samples if meeting else 0)
+            after(loss, outcome.samples if outcome else 0)
             began = self._record(began, loss, batch)
             meanwhile()
             if exchange.wants_pause and exchange.on_pause is not None:
@@ -208,32 +184,34 @@ class Worker:
         exchange.leave(self.watch, meanwhile)
         self.stopped = exchange.ledger_reply.stop
 
-    def _dealt(self, source: Any, exchange: AsynchronousExchange) -> Iterator[Batch]:
+    def _granted(self, exchange: AsynchronousExchange) -> Iterator[Batch]:
         data = self.config.data
         return granted_batches(
-            source,
+            self._state.data.train,
             exchange.tickets,
-            workers=self.numbered_for or self.world.size,
-            batch_size=data.batch_size * self.config.accumulate,
+            workers=self._state.numbered_for,
+            batch_size=self._state.batch_size,
             seed=self.config.seed,
             shuffle=data.shuffle,
             prefetch=data.prefetch,
             loaders=data.loaders,
         )
 
-    def _count(self, batch: Batch | None, meeting: StepOutcome | None) -> int:
+    def _count(self, batch: Batch | None, outcome: StepOutcome | None) -> int:
         """Advance the clock by what the world took in this step.
 
-        Between two meetings nobody knows, and all ranks are taken to be as quick as this one; the
-        next meeting tells, and puts it right. One that only saves must change nothing.
+        Between two exchanges no rank knows, and all are assumed to be as fast as this one; the next
+        exchange corrects that. One that only saves must change nothing.
         """
-        if meeting is None or meeting.deferred:
+        if outcome is None or outcome.deferred:
             samples = (batch.samples if batch is not None else 0) * self.world.size
             self.estimated_samples += samples
-            self.unknown = 0 if meeting is None else meeting.samples - self.estimated_samples
+            self.unreported_samples = (
+                0 if outcome is None else outcome.samples - self.estimated_samples
+            )
         else:
-            samples = meeting.samples - self.estimated_samples
-            self.estimated_samples = self.unknown = 0
+            samples = outcome.samples - self.estimated_samples
+            self.estimated_samples = self.unreported_samples = 0
         self.clock.advance(samples)
         return samples
 
@@ -244,7 +222,7 @@ class Worker:
         if self._trial is not None:
             self._trial.note(batch.samples if batch is not None else 0, self.watch)
         if self.config.events_every and self.clock.step % self.config.events_every == 0:
-            self.events.write(
+            self._state.outputs.events.write(
                 "step",
                 step=self.clock.step,
                 seconds=now - began,
@@ -255,30 +233,32 @@ class Worker:
         return now
 
     def bytes_unrecorded(self) -> int:
-        """Bytes sent since the last event that told of some."""
+        """Bytes sent since the last event that reported them."""
         before, self._bytes_recorded = self._bytes_recorded, self.exchange.bytes_sent
         return self._bytes_recorded - before
 
     def _feed(self, source: Any) -> _Feed:
         """The batches of the epoch that this worker has not had."""
-        data, place = self.config.data, self.place
-        if place.ended:
+        data, position = self.config.data, self.position
+        if position.ended:
             return _Feed(iter(()), 0)
         batches = training_batches(
             source,
             shard=Shard(self.world.rank, self.world.size),
-            batch_size=place.leg.batch_size,
+            batch_size=position.remainder.batch_size,
             seed=self.config.seed,
             epoch=self.clock.epoch,
             shuffle=data.shuffle,
-            remainder=place.leg,
-            taken=place.taken,
+            remainder=position.remainder,
+            taken=position.taken,
             prefetch=data.prefetch,
             loaders=data.loaders,
         )
         if isinstance(source, Stream):
             return _Feed(batches, None)
-        return _Feed(batches, place.leg.batches(len(source), self.world.rank) - place.taken)
+        return _Feed(
+            batches, position.remainder.batches(len(source), self.world.rank) - position.taken
+        )
 
     def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, StepOutcome | None]:
         """One step of this rank; its loss, None if the batch was refused or there was none."""
@@ -287,7 +267,7 @@ class Worker:
             factor = config.schedule.factor(self.clock.epochs, config.epochs)
             self.replica.scale_learning_rate(factor)
         samples = batch.samples if batch is not None else 0
-        weight = samples / (config.data.batch_size * config.accumulate)
+        weight = samples / self._state.batch_size
         loss = self._gradients(batch, weight)
         if loss is None:
             mine = self.stepper.contribution(samples, 0.0, more)
@@ -298,8 +278,10 @@ class Worker:
         return None if self.stepper.refused else loss, outcome
 
     def _wishes(self) -> StepWishes:
-        save = self.saver is not None and self.saver.is_due(self.clock.step + 1)
-        return StepWishes(self.stop_asked, save, self.orders.reason is not None)
+        save = self._saver is not None and self._saver.is_due(self.clock.step + 1)
+        return StepWishes(
+            self._state.stop_asked, save, self._state.stop_requests.reason is not None
+        )
 
     def _micro_batches(self, batch: Batch) -> list[Batch]:
         """What to compute at a time: none larger than a batch, none of a single sample."""
@@ -328,6 +310,6 @@ class Worker:
         return loss
 
 
-def _is_over(meeting: StepOutcome | None) -> TypeGuard[StepOutcome]:
+def _is_over(outcome: StepOutcome | None) -> TypeGuard[StepOutcome]:
     """Whether it was the last of the epoch, or of the run."""
-    return meeting is not None and (meeting.stop or not meeting.more)
+    return outcome is not None and (outcome.stop or not outcome.more)

@@ -48,9 +48,9 @@ _COUNTS = {"step": COUNT, "samples": COUNT, "samples_in_epoch": COUNT}
 
 FACTS = {
     **dict.fromkeys(("step", "epoch"), COUNT),
-    **dict.fromkeys(("ranks", "dealt_to"), FROM_1),
+    **dict.fromkeys(("ranks", "numbered_for"), FROM_1),
     "workers": [COUNT],
-    "hosts": [COUNT],
+    "servers": [COUNT],
     "optimizer": ANYTHING,
 }
 _RECORD = {
@@ -65,7 +65,7 @@ COMMON = {
     "parameters": VECTOR,
     "constants": VECTOR,
     "clock": {"samples_per_epoch": _or_none(COUNT), "epoch": COUNT, **_COUNTS},
-    "leg": {
+    "remainder": {
         **dict.fromkeys(("size", "batch_size"), FROM_1),
         "ranges": _or_none(Kind("pairs of whole numbers", _are_ranges)),
     },
@@ -78,15 +78,19 @@ OWN = {
     "buffers": VECTOR,
     "exchange": NAMED,
     "generators": NAMED,
-    "counts": _COUNTS,
-    "supposed": COUNT,
-    "taken": COUNT,
-    "ended": FLAG,
-    "loss_sum": NUMBER,
-    "left_out": AMOUNT,
-    "seconds": NUMBER,
-    "rejected": COUNT,
-    "time": _TIME,
+    "worker": {
+        "counts": _COUNTS,
+        "position": {
+            "taken": COUNT,
+            "ended": FLAG,
+            "loss_sum": NUMBER,
+            "samples_without_loss": AMOUNT,
+            "seconds": NUMBER,
+        },
+        "estimated_samples": COUNT,
+        "rejected": COUNT,
+        "time": _TIME,
+    },
     "callbacks": [ANYTHING],
 }
 EXCHANGE = {
@@ -99,7 +103,7 @@ EXCHANGE = {
     "deferred": _or_none(Kind("two flags", lambda v: isinstance(v, list) and len(v) == 2)),
 }
 """Of those that an exchange has; no exchange has all."""
-HOST = {
+SERVER = {
     "centre": VECTOR,
     "state": NAMED,
     "ledger": dict.fromkeys(("samples", "loss", "left_out", "updates", "dealt"), NUMBER),
@@ -131,9 +135,11 @@ def _check_fits(name: str, value: Any, expected: Kind) -> None:
 def check_facts(facts: Tree) -> None:
     """About the run: how many ranks there were, and which of them trained."""
     check("facts", facts, FACTS)
-    ranks, workers, hosts = facts["ranks"], facts["workers"], facts["hosts"]
-    if not workers or any(rank >= ranks for rank in (*workers, *hosts)):
-        raise ValueError(f"facts has workers {show(workers)} and hosts {show(hosts)} of {ranks}")
+    ranks, workers, servers = facts["ranks"], facts["workers"], facts["servers"]
+    if not workers or any(rank >= ranks for rank in (*workers, *servers)):
+        raise ValueError(
+            f"facts has workers {show(workers)} and servers {show(servers)} of {ranks}"
+        )
 
 
 def check_common(common: Tree, facts: Tree) -> None:
@@ -172,9 +178,9 @@ def check_own(name: str, own: Tree) -> None:
     check(f"{name}.exchange", exchange, known)
 
 
-def check_host(name: str, part: Tree) -> None:
-    """What one host had of the centre."""
-    check(name, part, HOST)
+def check_server(name: str, part: Tree) -> None:
+    """What one server had of the centre."""
+    check(name, part, SERVER)
     for key, array in part["state"].items():
         check(f"{name}.state.{key}", array, VECTOR)
 

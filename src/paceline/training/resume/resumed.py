@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,14 @@ from paceline.core.vectors import Vector
 from paceline.data import EpochRemainder
 from paceline.errors import CheckpointError, PacelineError
 from paceline.sync.saved import SavedCentre, unpack
-from paceline.training.resume.contents import check_common, check_facts, check_host, check_own
+from paceline.training.loop.position import EpochPosition
+from paceline.training.resume.contents import check_common, check_facts, check_own, check_server
 
 FOLDER = "checkpoints"
 _log = logging.getLogger("paceline.training")
-_ODD = (LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError)
+_WRONG_VALUES = (
+    LookupError, TypeError, ValueError, AttributeError, RuntimeError, ArithmeticError
+)  # fmt: skip
 """What values of another kind than expected lead to."""
 
 
@@ -52,14 +56,7 @@ class Resumed:
             yield
         except PacelineError:
             raise
-        except (
-            LookupError,
-            TypeError,
-            ValueError,
-            AttributeError,
-            RuntimeError,
-            ArithmeticError,
-        ) as error:
+        except _WRONG_VALUES as error:
             plain = type(error) is ValueError
             cause = str(error) if plain else describe_failure(error)
             place = self._store.folder / self._name
@@ -106,20 +103,20 @@ class Resumed:
             check_own(f"rank-{rank}", part)
         return part
 
-    def _read_host(self, rank: int) -> Tree:
-        part = self._store.read(self._name, f"host-{rank}")
+    def _read_server(self, rank: int) -> Tree:
+        part = self._store.read(self._name, f"server-{rank}")
         with self.blamed():
-            check_host(f"host-{rank}", part)
+            check_server(f"server-{rank}", part)
         return part
 
     @cached_property
     def centre(self) -> SavedCentre | None:
         """The centre, or the ledger of workers without one."""
-        hosts = self.facts["hosts"]
-        if not hosts:
+        servers = self.facts["servers"]
+        if not servers:
             return None
         with self.blamed():
-            return self._join_centre([self._read_host(rank) for rank in hosts])
+            return self._join_centre([self._read_server(rank) for rank in servers])
 
     def _join_centre(self, parts: list[Tree]) -> SavedCentre:
         in_hand = self.everybody(lambda part: part["exchange"]["tickets"])
@@ -129,10 +126,10 @@ class Resumed:
                 f"the centre has {saved.centre.size} numbers, and the model "
                 f"{self.common['parameters'].size}"
             )
-        if not self.same_ranks:  # nobody will tell what the old workers had not told yet
-            untold = self.everybody(lambda part: part["exchange"])
+        if not self.same_ranks:  # no worker will report what the old ones had not yet
+            unreported = self.everybody(lambda part: part["exchange"])
             for name in ("samples", "loss", "left_out"):
-                saved.ledger[name] += sum(worker[name] for worker in untold)
+                saved.ledger[name] += sum(worker[name] for worker in unreported)
         return saved
 
     def parameters(self) -> Vector:
@@ -152,26 +149,45 @@ class Resumed:
             total += total.dtype.type(share) * self._read_rank(rank)["parameters"]
         return total
 
-    def leg(
-        self, samples: int | None, size: int, batch_size: int
+    def position(
+        self, fresh: EpochRemainder, samples: int | None, asynchronous: bool
+    ) -> tuple[EpochPosition, bool]:
+        """Where this rank goes on in an epoch of so many samples (None: a stream), and whether the
+        samples are sharded as they were. `fresh` is a whole epoch for the ranks of now."""
+        own = self.own["worker"]["position"]
+        remainder, taken, same_shards = fresh, 0, True
+        if not asynchronous:
+            remainder, taken, same_shards = self._remainder(fresh, samples)
+        position = EpochPosition(
+            remainder,
+            taken,
+            ended=not asynchronous and same_shards and own["ended"],
+            loss_sum=self._share("loss_sum"),
+            samples_without_loss=self._share("samples_without_loss"),
+            before_s=own["seconds"],
+        )
+        return position, same_shards
+
+    def _remainder(
+        self, fresh: EpochRemainder, samples: int | None
     ) -> tuple[EpochRemainder, int, bool]:
         """What is left of the epoch, how many batches of it this rank has had, and whether it is
-        dealt as it was."""
-        saved = self.common["leg"]
+        sharded as it was."""
+        saved = self.common["remainder"]
         ranges = None if saved["ranges"] is None else tuple(map(tuple, saved["ranges"]))
-        leg = EpochRemainder(saved["size"], saved["batch_size"], ranges)
-        if (leg.size, leg.batch_size) == (size, batch_size) and self.same_ranks:
-            return leg, self.own["taken"], True
-        taken = self.everybody(lambda part: part["taken"])
+        before = EpochRemainder(saved["size"], saved["batch_size"], ranges)
+        if replace(before, ranges=None) == fresh and self.same_ranks:
+            return before, self.own["worker"]["position"]["taken"], True
+        taken = self.everybody(lambda part: part["worker"]["position"]["taken"])
         if ranges is None and not any(taken):
-            return EpochRemainder(size, batch_size), 0, False
-        return EpochRemainder(size, batch_size, leg.rest(samples, taken)), 0, False
+            return fresh, 0, False
+        return replace(fresh, ranges=before.rest(samples, taken)), 0, False
 
-    def share(self, name: str) -> float:
+    def _share(self, name: str) -> float:
         """This rank's share of a sum over the epoch so far."""
         if self.same_ranks:
-            return float(self.own[name])
-        everyone = self.everybody(lambda part: part[name])
+            return float(self.own["worker"]["position"][name])
+        everyone = self.everybody(lambda part: part["worker"]["position"][name])
         return float(sum(everyone)) if self._world.rank == 0 else 0.0
 
 

@@ -45,7 +45,7 @@ def fit(folder, ranks, rule, train, model=build, **settings):
             optimizer={"lr": 0.02, "momentum": 0.0}, data={"batch_size": BATCH},
             run_dir=str(folder), **settings,
         )  # fmt: skip
-        return trainer.fit(), trainer._worker.stepper.rejected
+        return trainer.fit(), trainer._training_run.worker.stepper.rejected
 
     return run_world(ranks, program) if ranks > 1 else [program(SoloWorld())]
 

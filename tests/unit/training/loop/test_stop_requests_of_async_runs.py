@@ -24,7 +24,7 @@ def test_a_checkpoint_of_each_epoch_has_the_last_one_too(tmp_path, rule, exchang
     count_through(tmp_path, rule, ranks, checkpoint_every="epoch", exchange=exchange)
     store = Store(tmp_path / "run" / "checkpoints")
     name = store.names()[-1]
-    assert store.read(name, f"host-{store.facts(name)['hosts'][0]}")["ledger"]["samples"] == (
+    assert store.read(name, f"server-{store.facts(name)['servers'][0]}")["ledger"]["samples"] == (
         3 * SAMPLES
     )
     seen, again = count_through(tmp_path, rule, ranks, resume="auto", exchange=exchange)

@@ -55,14 +55,14 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("bsp", "facts.ranks", ..., "facts has no ranks"),
     ("bsp", "facts.workers", [], "facts has workers"),
     ("bsp", "facts.workers", [7], "facts has workers"),
-    ("bsp", "facts.dealt_to", 0, "facts.dealt_to is 0"),
+    ("bsp", "facts.numbered_for", 0, "facts.numbered_for is 0"),
     ("bsp", "common.history", [], "common.history has the epochs"),
     ("bsp", "common.history.0.time", None, "common.history.0.time is None, expected named values"),
     ("bsp", "common.history.0.epoch", 3, "common.history has the epochs"),
     ("bsp", "common.clock.step", 5000, "common.clock.step is 5000, and facts has"),
     ("bsp", "common.clock.samples", "many", "common.clock.samples is 'many'"),
-    ("bsp", "common.leg.size", 0, "common.leg.size is 0"),
-    ("bsp", "common.leg.ranges", [[1]], "common.leg.ranges"),
+    ("bsp", "common.remainder.size", 0, "common.remainder.size is 0"),
+    ("bsp", "common.remainder.ranges", [[1]], "common.remainder.ranges"),
     ("bsp", "common.stopping.waited", True, "common.stopping.waited is True"),
     ("bsp", "common.parameters", np.zeros(1, np.float32), r"common.parameters is float32 of shape"),
     ("bsp", "common.parameters", np.zeros((2, 2), np.float32), "common.parameters is"),
@@ -72,16 +72,21 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("bsp", "common.optimizer.state.0.exp_avg.values", np.zeros(0, np.float32), "exp_avg of"),
     ("bsp", "common.run.reason", "", "common.run.reason is ''"),
     ("bsp", "common.run.reason", "bored", "a run stops at the end of an epoch"),
-    ("bsp", "rank-0.counts.samples", 3.5, "rank-0.counts.samples is 3.5"),
-    ("bsp", "rank-0.supposed", 1e300, "rank-0.supposed is 1e\\+300"),
-    ("bsp", "rank-0.taken", -1, "rank-0.taken is -1"),
+    ("bsp", "rank-0.worker.counts.samples", 3.5, "rank-0.worker.counts.samples is 3.5"),
+    (
+        "bsp",
+        "rank-0.worker.estimated_samples",
+        1e300,
+        "rank-0.worker.estimated_samples is 1e\\+300",
+    ),
+    ("bsp", "rank-0.worker.position.taken", -1, "rank-0.worker.position.taken is -1"),
     ("bsp", "rank-0.generators.python", 3, "damaged"),
-    ("bsp", "rank-0.time", {}, "rank-0.time has no compute"),
+    ("bsp", "rank-0.worker.time", {}, "rank-0.worker.time has no compute"),
     ("bsp", "rank-0.exchange", [], "rank-0.exchange is"),
     ("easgd", "rank-1.exchange.steps", "two", "rank-1.exchange.steps is 'two'"),
     ("easgd", "rank-1.exchange.tickets", [0.5], "rank-1.exchange.tickets.0 is 0.5"),
-    ("easgd", "host-0.ledger.samples", None, "host-0.ledger.samples is None"),
-    ("easgd", "host-0.centre", np.zeros(1, np.float32), "the centre has 1 numbers"),
+    ("easgd", "server-0.ledger.samples", None, "server-0.ledger.samples is None"),
+    ("easgd", "server-0.centre", np.zeros(1, np.float32), "the centre has 1 numbers"),
     ("easgd", "common.run.count", {}, "common.run.count has no told"),
 ]
 
@@ -110,3 +115,15 @@ def test_what_was_not_altered_goes_on(
         result = fit(folder, "bsp", resume=str(folder))
     assert [record.epoch for record in result.history] == [1, 2, 3]
     assert not caplog.records
+
+
+@pytest.mark.parametrize("resume", ["auto", "its folder"])
+def test_a_run_of_another_format_is_refused(
+    stopped: dict[str, Path], tmp_path: Path, resume: str
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(stopped["bsp"], folder)
+    for manifest in folder.glob("checkpoints/*/checkpoint.json"):
+        manifest.write_text(manifest.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(CheckpointError, match=r"has format 1, .* reads format 2: finish the run"):
+        fit(folder, "bsp", resume="auto" if resume == "auto" else str(folder))

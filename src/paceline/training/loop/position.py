@@ -1,0 +1,46 @@
+"""Where a worker is in an epoch that may have been interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from paceline.checkpoint.tree import Tree
+from paceline.data import EpochRemainder
+
+
+@dataclass
+class EpochPosition:
+    """What a worker has had of the epoch, and what came of it."""
+
+    remainder: EpochRemainder
+    taken: int = 0
+    """Batches of the remainder that it has trained on."""
+    ended: bool = False
+    """It has had its last one."""
+    loss_sum: float = 0.0
+    samples_without_loss: float = 0.0
+    """Those of rejected batches."""
+    before_s: float = 0.0
+    """Seconds of the epoch before the run was interrupted."""
+    began: float = field(default_factory=perf_counter)
+
+    def add(self, samples: int, loss: float | None) -> None:
+        """A batch has been trained on; None: it was rejected."""
+        self.taken += 1
+        self.loss_sum += (loss or 0.0) * samples
+        self.samples_without_loss += samples if loss is None else 0
+
+    def elapsed(self) -> float:
+        """Seconds of the epoch so far."""
+        return self.before_s + perf_counter() - self.began
+
+    def snapshot(self) -> Tree:
+        """This worker's part; the remainder is the same on all ranks."""
+        return {
+            "taken": self.taken,
+            "ended": self.ended,
+            "loss_sum": self.loss_sum,
+            "samples_without_loss": self.samples_without_loss,
+            "seconds": self.elapsed(),
+        }

@@ -1,0 +1,64 @@
+"""What one run works with, on one rank: made by the Trainer, shared by its run and worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from paceline.checkpoint.saver import Saver
+from paceline.checkpoint.tree import Tree
+from paceline.comm import World
+from paceline.config.run import RunConfig
+from paceline.frameworks import Replica
+from paceline.observe import EventLog, History, Progress, Stopwatch
+from paceline.runtime.stop_requests import StopRequests
+from paceline.sync.interface import Exchange
+from paceline.training.callbacks import CallbackList
+from paceline.training.loop.clock import Clock
+
+
+class Datasets(NamedTuple):
+    """What a run trains and validates on; no validation: None."""
+
+    train: Any
+    validation: Any
+
+
+class RunOutputs(NamedTuple):
+    """Where a run writes."""
+
+    run_dir: Path
+    events: EventLog
+    progress: Progress
+    saver: Saver
+
+
+@dataclass
+class RunState:
+    """The objects that Trainer, run and worker have in common."""
+
+    config: RunConfig
+    world: World
+    replica: Replica
+    exchange: Exchange
+    data: Datasets
+    outputs: RunOutputs
+    callbacks: CallbackList
+    stop_requests: StopRequests
+    clock: Clock
+    history: History
+    identity: Tree
+    """Facts that a resumed run must match."""
+    numbered_for: int
+    """For how many workers the batches of an asynchronous run are numbered."""
+    watch: Stopwatch = field(default_factory=Stopwatch)
+    summary: dict[str, Any] = field(default_factory=dict)
+    """Facts for the summary of the run."""
+    stop_asked: bool = False
+    """Set it on any rank; all ranks stop after the step that follows."""
+
+    @property
+    def batch_size(self) -> int:
+        """Samples of one rank in a step."""
+        return self.config.data.batch_size * self.config.accumulate
