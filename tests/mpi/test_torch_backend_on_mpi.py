@@ -53,7 +53,7 @@ def test_on_one_node_nothing_listens_to_others(resident):
 
 
 def test_what_times_out_is_named_and_the_error_of_a_rank_is_seen(mpirun):
-    """One start for both: what was given up is still under way, and so it cannot end well."""
+    """One start for both: abandoned operations are still in progress, so it cannot end well."""
     done = mpirun(2, "torch_backend_endings.py", "error", timeout_s=100)
     assert done.stdout.count("DONE") == 2, done.stderr
     who = r"rank 0 got: rank 0 of 2 in group '\S+', "

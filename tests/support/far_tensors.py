@@ -45,7 +45,7 @@ class BytesWithAddress(torch.Tensor):
 
 
 class FarDevice:
-    """Where FarTensors are. It does its work when it is told to, and not before a mark."""
+    """Where FarTensors are. It works when the test says so, and passes no mark before."""
 
     def __init__(self, device=None):
         self.takes_messages = False

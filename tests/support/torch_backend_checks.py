@@ -14,7 +14,7 @@ PROGRAMS = Path(__file__).parents[1] / "mpi" / "programs"
 
 
 def run_checks(namespace):
-    """Call each `check_...` on all ranks, one after the other; nothing may be left under way."""
+    """Call each `check_...` on all ranks, in turn; no operation may be left in progress."""
     checks = [value for name, value in namespace.items() if name.startswith("check_")]
     rank = dist.get_rank()
     for check in checks:

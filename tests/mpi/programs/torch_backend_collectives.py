@@ -313,9 +313,9 @@ def check_objects():
     objects = [None] * SIZE
     dist.all_gather_object(objects, {"rank": RANK, "text": "x" * RANK})
     assert objects == [{"rank": at, "text": "x" * at} for at in range(SIZE)]
-    told = [("from", RANK)]
-    dist.broadcast_object_list(told, SIZE - 1)
-    assert told == [("from", SIZE - 1)]
+    values = [("from", RANK)]
+    dist.broadcast_object_list(values, SIZE - 1)
+    assert values == [("from", SIZE - 1)]
     gathered = [None] * SIZE if RANK == SIZE - 1 else None
     dist.gather_object(RANK, gathered, SIZE - 1)
     assert gathered == (list(range(SIZE)) if RANK == SIZE - 1 else None)
@@ -464,9 +464,9 @@ def check_groups():
         dist.all_reduce(tensor := torch.ones(2), group=last)
         assert tensor.tolist() == [1, 1]
     reverse = dist.new_group(list(range(SIZE))[::-1], sort_ranks=False)
-    told = torch.tensor([RANK])
-    dist.broadcast(told, group_src=0, group=reverse)
-    assert told.item() == SIZE - 1
+    values = torch.tensor([RANK])
+    dist.broadcast(values, group_src=0, group=reverse)
+    assert values.item() == SIZE - 1
     dist.barrier()
     dist.destroy_process_group(whole)
     with pytest.raises(paceline.torch_backend.GroupError, match="was destroyed"):

@@ -23,8 +23,8 @@ NAMES = (
 def over_the_device(function):
     """A collective that gets its tensors far away."""
 
-    def steps(lines, *arguments):
-        result = yield from function(lines, *map(send_away, arguments))
+    def steps(comms, *arguments):
+        result = yield from function(comms, *map(send_away, arguments))
         return [nearby(tensor) for tensor in result]
 
     return steps

@@ -347,7 +347,7 @@ def check_batch_norm_over_all_ranks():
 
 
 def check_that_a_callback_added_late_is_one_all_the_same():
-    """What it starts must go by one line on all ranks, though only some of them add it late."""
+    """What it starts must use one communicator on all ranks, though only some add it late."""
 
     def add_up_again(future):
         assert threading.current_thread() is not threading.main_thread()

@@ -201,7 +201,7 @@ def check_checkpoints():
     folder = Path(sys.argv[1])
     model = fully_shard(net(), mesh=LINE)
     checkpoint.save({"model": model.state_dict()}, checkpoint_id=folder / "plain")
-    group = dist.new_group()  # its thread must not meet ours
+    group = dist.new_group()  # its thread must not interfere with ours
     later = checkpoint.async_save(
         {"model": model.state_dict()}, checkpoint_id=folder / "later", process_group=group
     )

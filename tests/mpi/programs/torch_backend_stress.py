@@ -1,6 +1,6 @@
 """Small all-reduces over three groups among messages: `torch_backend_stress.py ROUNDS`.
 
-Nothing waits for ever, the memory stays flat, and nothing is left under way.
+Nothing waits forever, the memory stays flat, and no operation is left in progress.
 """
 
 import gc
