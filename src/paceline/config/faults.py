@@ -33,7 +33,7 @@ def find_useless_numbers(config: RunConfig) -> list[str]:
 _SECTIONS = {
     name: classes[0]
     for name, field in RunConfig.model_fields.items()
-    if name != "rule" and len(classes := sections_of(field.annotation)) == 1
+    if len(classes := sections_of(field.annotation)) == 1
 }
 _SCHEDULES = {str(kind.model_fields["name"].default): kind for kind in (Constant, Step, Cosine)}
 _ELSEWHERE = {
@@ -55,7 +55,7 @@ def _explain(fault: ErrorDetails) -> str:
     kinds = ("OptimizerConfig", "callable", *(["str"] if fault["loc"][:1] == ("loss",) else []))
     place = [str(part) for part in fault["loc"] if part not in kinds]
     name = ".".join(part for part in place if part not in _SCHEDULES)
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+    if fault["type"] == "extra_forbidden":
         return _explain_unknown(name, place)
     if place == ["optimizer"]:
         return (

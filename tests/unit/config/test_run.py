@@ -100,6 +100,8 @@ def test_all_faults_are_reported_at_once_with_the_valid_names():
         ({"data": 3}, "data is 3"),
         ({"lr": 0.1}, "lr is not a setting; did you mean optimizer.lr?"),
         ({"batch_size": 3}, "batch_size is not a setting; did you mean data.batch_size?"),
+        ({"share": False}, "share is not a setting; did you mean exchange.share?"),
+        ({"exchange": {"wirre": "int8"}}, "exchange has no setting wirre; it takes: share"),
         ({"optimizer": 3}, "optimizer is a int, expected a name, settings"),
         ({"rule": {"name": "bsp", "force": 4}}, "rule bsp has no setting force"),
         ({"seed": 2**65}, "expected: less than"),
