@@ -245,7 +245,7 @@ class TestUnderMpirun:
     def test_another_number_of_ranks_is_refused(self, train):
         done = train("-n", "3")
         assert done.returncode != 0
-        assert "you said -n 3, but openmpi has started 2 ranks already" in done.stderr
+        assert "you gave -n 3, but openmpi has started 2 ranks already" in done.stderr
 
 
 @pytest.mark.parametrize(
