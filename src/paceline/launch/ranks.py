@@ -76,37 +76,39 @@ def start_or_join(
     check_folder()
     complete_environment(os.environ)
     launcher = _find_launcher(request)
-    plan = (
-        _plan(request)
-        if launcher
-        else RankPlan(1, request.threads or available_cores(), Placement())
-    )
+    plan = _plan(request) if launcher else _plan_one(request)
     if plan.ranks == 1 and not plan.placement.hosts and not request.restarts:
         os.environ |= {"PACELINE_RANKS": "1", RESTART: "0"}
         with _torch_variables(plan.placement, for_torch) as variables:
             os.environ |= variables
             return join()
-
     if launcher is not None and launcher.kind == "openmpi" and not plan.placement.hosts:
         check_limits(plan.ranks)
 
     def run(restart: int) -> JobResult:
         words = again() if restart and again is not None else command
-        program = (sys.executable, "-m", "paceline", *words)
-        for attempt in range(PORTS_TRIED):
-            with _torch_variables(plan.placement, for_torch) as variables:
-                job = Job(plan.ranks, plan.threads, program, plan.placement, variables)
-                ended = _start(job, restart, launcher)
-            if not ended.port_taken or ended.signalled:
-                break
-            if attempt + 1 < PORTS_TRIED:
-                sys.stderr.write("paceline: starting the ranks again, with another port\n")
-        return ended
+        return _start_with_free_port(words, restart, plan, launcher, for_torch)
 
     ended = run_with_restarts(run, request.restarts)
     if ended.code in _SIGNALLED and ended.signalled and not ended.saved:
         sys.stderr.write(f"paceline: {_SIGNALLED[ended.code]}; all ranks were ended\n")
     return ended.code
+
+
+def _start_with_free_port(
+    words: Sequence[str], restart: int, plan: RankPlan, launcher: Mpirun | None, for_torch: bool
+) -> JobResult:
+    """Run the ranks to their end; if MASTER_PORT was taken, again with another."""
+    program = (sys.executable, "-m", "paceline", *words)
+    for attempt in range(PORTS_TRIED):
+        with _torch_variables(plan.placement, for_torch) as variables:
+            job = Job(plan.ranks, plan.threads, program, plan.placement, variables)
+            ended = _start(job, restart, launcher)
+        if not ended.port_taken or ended.signalled:
+            break
+        if attempt + 1 < PORTS_TRIED:
+            sys.stderr.write("paceline: starting the ranks again, with another port\n")
+    return ended
 
 
 def _start(job: Job, restart: int, launcher: Mpirun | None) -> JobResult:
@@ -168,6 +170,10 @@ def _plan(request: RankRequest) -> RankPlan:
     elif request.hostfile:
         hosts = read_hostfile(Path(request.hostfile))
     return plan_ranks(request.ranks, request.threads, hosts, read_allocation())
+
+
+def _plan_one(request: RankRequest) -> RankPlan:
+    return RankPlan(1, request.threads or available_cores(), Placement())
 
 
 def _is_lone_rank(environment: Environment, request: RankRequest) -> bool:
