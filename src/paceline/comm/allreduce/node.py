@@ -124,10 +124,12 @@ class NodeAllreduce:
         """Sum this rank's piece over all ranks and write it to all rows of the node."""
         if self._nodes.cross is None:
             for part in chunks(piece, CHUNK_BYTES // rows[0].itemsize):
-                total, *others = parts = [row[part] for row in rows]
+                parts = [row[part] for row in rows]
+                total = parts[0]
                 add_in_order(parts, total)
-                for other in others:
-                    other[:] = total
+                for other in parts:
+                    if other is not total:
+                        other[:] = total
             return
         for part in chunks(piece, CHUNK_BYTES // rows[0].itemsize):
             parts = [row[part] for row in rows]

@@ -49,5 +49,6 @@ def add_in_order(rows: Sequence[Buffer], out: Buffer) -> None:
             np.copyto(out, rows[0])
         return
     np.add(rows[0], rows[1], out=out)
-    for row in rows[2:]:
-        np.add(out, row, out=out)
+    if len(rows) > 2:
+        for row in rows[2:]:
+            np.add(out, row, out=out)
