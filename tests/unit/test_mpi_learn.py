@@ -264,7 +264,7 @@ def test_files_that_do_not_fit_are_named(monkeypatch):
 def test_a_file_that_is_longer_the_next_time_is_an_error(monkeypatch):
     source = DataSource(Points(2), ["a"], "training")
     monkeypatch.setattr(Points, "lengths", {"a": 8})
-    with pytest.raises(DataError, match="a gave 8 samples, and 7 when it was read first"):
+    with pytest.raises(DataError, match="a gave 8 samples, and 7 when it was first read"):
         source.take(np.array([0]))
 
 

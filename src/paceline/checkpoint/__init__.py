@@ -1,1 +1,1 @@
-"""Checkpoints: what a run needs to go on later as if it had never stopped."""
+"""Checkpoints: what a run needs to continue later as if it had never stopped."""

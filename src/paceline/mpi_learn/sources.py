@@ -143,7 +143,7 @@ class DataSource(BlockSource):
         samples = len(arrays[0]) if arrays else 0
         if samples != last - first:
             raise DataError(
-                f"{_show(name)} gave {samples} samples, and {last - first} when it was read first; "
+                f"{_show(name)} gave {samples} samples, and {last - first} when it was first read; "
                 "the same number is needed each time"
             )
         return arrays

@@ -56,7 +56,7 @@ class FileGuard:
                 f"{text}); start again, and write new data to another file while a run reads this"
             )
         else:
-            log.warning("%s, and the same content where looked at); this run goes on", text)
+            log.warning("%s, and the same content where checked); this run continues", text)
         self._seen = now
 
     def is_at(self, path: Path) -> bool:

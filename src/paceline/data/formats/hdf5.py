@@ -147,9 +147,9 @@ def _check_part(part: str, name: str, path: Path) -> None:
 def _agree_on_length(datasets: list[Any], path: Path) -> int:
     lengths = {dataset.name.lstrip("/"): len(dataset) for dataset in datasets}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise DataError(
-            f"the datasets of {path} differ in their number of samples: {told}; write it again"
+            f"the datasets of {path} differ in their number of samples: {counts}; write it again"
         )
     return next(iter(lengths.values()))
 

@@ -253,8 +253,8 @@ def _describe(keys: Keys, found: Found, path: Path) -> tuple[int, tuple[Column, 
         )
     lengths = [shape[0] for shape, _ in found]
     if len(set(lengths)) > 1:
-        told = " and of ".join(map(str, lengths))
-        raise DataError(f"{path} holds arrays of {told} samples; all must have as many")
+        counts = " and of ".join(map(str, lengths))
+        raise DataError(f"{path} holds arrays of {counts} samples; all must have the same number")
     columns = tuple(
         Column(str(name), shape[1:], check_numbers(dtype, str(name), path))
         for name, (shape, dtype) in zip(keys.names(), found, strict=True)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from paceline.core.chunks import chunks
 from paceline.core.vectors import Layout, Vector
 
 ELEMENTWISE = (
@@ -77,7 +78,7 @@ class SliceOptimizer:
         self._states = {name: torch.from_numpy(vector) for name, vector in states.items()}
         self._scratch = torch.zeros(CHUNK_ELEMENTS, dtype=self._flat.dtype)
         self.chunks = [
-            self._make_chunk(part) for piece in pieces for part in _cut(piece, CHUNK_ELEMENTS)
+            self._make_chunk(part) for piece in pieces for part in chunks(piece, CHUNK_ELEMENTS)
         ]
         self._settings = _settings(optimizer)
         self._kept = optimizer_slots(optimizer)
@@ -265,8 +266,3 @@ def _part_of(value: Any, parameter: torch.Tensor, inside: slice) -> Any:
         return value.clone() if isinstance(value, torch.Tensor) else value
     laid = torch.empty_like(parameter).copy_(value)
     return laid.as_strided((laid.numel(),), (1,))[inside].clone()
-
-
-def _cut(piece: slice, size: int) -> Iterator[slice]:
-    for first in range(piece.start, piece.stop, size):
-        yield slice(first, min(first + size, piece.stop))

@@ -311,7 +311,7 @@ def test_a_touch_is_told_and_allowed(mapped, caplog):
         source.take(np.array([1]))
     assert len(caplog.records) == 1
     assert "x.npy changed" in caplog.text
-    assert "the same content where looked at" in caplog.text
+    assert "the same content where checked" in caplog.text
 
 
 def test_a_file_that_is_replaced_or_removed_goes_on_as_it_was(mapped, tmp_path):
