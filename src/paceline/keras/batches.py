@@ -25,7 +25,7 @@ class ShardedBatches(keras.utils.PyDataset):
         source = as_source(data)
         if isinstance(source, Stream):
             raise DataError(
-                f"{source.name} has no length, so it cannot be dealt by number; give arrays or "
+                f"{source.name} has no length, so it cannot be sharded by number; give arrays or "
                 "files, or train with paceline.Trainer"
             )
         self._source, self._rank = source, world.rank
@@ -45,20 +45,20 @@ class ShardedBatches(keras.utils.PyDataset):
         return (batch.inputs,) if batch.targets is None else (batch.inputs, batch.targets)
 
     def begin(self, epoch: int | None) -> None:
-        """Deal for this epoch, until the next call. None: count the epochs here again.
+        """Shard for this epoch, until the next call. None: count the epochs here again.
 
-        Keras takes a first batch to build a model, and that looks like an epoch. KeepPace tells
+        Keras takes a first batch to build a model, and that looks like an epoch. KeepPace says
         which one it is, the same on all ranks.
         """
         self._led = epoch is not None
         if epoch is not None:
-            self._deal(epoch)
+            self._shard(epoch)
 
     def on_epoch_begin(self) -> None:
         if not self._led:
-            self._deal(self._epoch + 1)
+            self._shard(self._epoch + 1)
 
-    def _deal(self, epoch: int) -> None:
+    def _shard(self, epoch: int) -> None:
         self._epoch = epoch
         self._order = epoch_order(len(self._source), self._seed, epoch, self._shuffle)
 
@@ -70,7 +70,7 @@ def begin_shards(epoch: int | None) -> None:
 
 
 _shards: WeakSet[ShardedBatches] = WeakSet()
-"""Those that are alive: `fit` does not tell its callbacks on what it trains."""
+"""Those that are alive: callbacks of `fit` do not learn what it trains on."""
 
 
 def shard(
@@ -84,8 +84,8 @@ def shard(
 ) -> ShardedBatches:
     """This rank's share of arrays, for `fit`: every sample on one rank, once per epoch.
 
-    `batch_size` is per rank. Samples are dealt anew in every epoch of a `fit` with KeepPace, by
-    `seed` and the epoch's number, alike on all ranks; so say `fit(..., shuffle=False)`, or Keras
+    `batch_size` is per rank. Samples are sharded anew in every epoch of a `fit` with KeepPace, by
+    `seed` and the epoch's number, alike on all ranks; so pass `shuffle=False` to `fit`, or Keras
     also changes the order of the batches.
     """
     return ShardedBatches(x if y is None else (x, y), batch_size, seed, shuffle, world)

@@ -1,4 +1,4 @@
-"""A model that a framework's own `fit` trains, in pace with its peers on the other ranks."""
+"""A session of Keras' `fit`: where the ranks exchange, and what they agree on per epoch."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _SEED_STRIDE = 1_000_003
 
 
 class FitSession:
-    """Exchanges by a rule where `fit` tells of batches and epochs.
+    """Exchanges by a rule at the events of `fit`.
 
     All ranks end an epoch together, by every rule: one that has fewer batches takes part without
-    samples until the others are through. So all of them see the same figures and decide alike.
+    samples until the others have ended. So all see the same figures and decide alike.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class FitSession:
     def average_gradients(self, samples: float) -> None:
         """Gradients of so many samples lie in the vector: average them over the ranks.
 
-        In a compiled step that is a thread of the backend's: so waiting is watched here.
+        A compiled step calls it in a thread of the backend, so waiting is watched here.
         """
         with self.watched():
             self._stepper.before(self._stepper.contribution(samples, samples, more=True))
@@ -153,7 +153,7 @@ class FitSession:
             average_buffers(self.world, self._loop)
 
     def abandon(self) -> None:
-        """This rank's `fit` has failed: serve nobody any more."""
+        """This rank's `fit` has failed: stop serving other ranks."""
         self._exchange.abandon()
 
     def watched(self) -> AbstractContextManager[None]:
@@ -188,7 +188,7 @@ class FitSession:
 
 def _share_optimizer(world: World, loop: FitLoop) -> None:
     """Give all ranks what rank 0's optimizer has gathered in an earlier `fit`, where by most rules
-    each rank has momenta of its own. Optimizers of different kinds are left to be told apart."""
+    each rank has momenta of its own. Optimizers of different kinds are found later."""
     state = loop.optimizer_state()
     shapes = world.allgather_values([[name, list(array.shape)] for name, array in state.items()])
     if all(other == shapes[0] for other in shapes):

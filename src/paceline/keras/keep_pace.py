@@ -185,7 +185,7 @@ class KeepPace(keras.callbacks.Callback):
 
     def _lead_test(self, event: str, logs: Any) -> None:
         if self._leading is not None:
-            self._leading.tell(event, logs)
+            self._leading.notify(event, logs)
 
     def _listen_last(self, history: Any) -> Callable[[], None]:
         """Keras' History comes after all callbacks of the user: there ranks agree whether to stop,

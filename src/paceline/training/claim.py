@@ -23,7 +23,7 @@ _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class Claim:
     """Holds a run directory until it is released, or this process ends: the lock is the kernel's.
 
-    The file tells who holds it, for the message of who is refused.
+    The file says who holds it, for the message to whoever is refused.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -66,7 +66,7 @@ class Claim:
 
 
 def _describe(file: int) -> str:
-    """Who wrote into the file that he holds it."""
+    """Who holds it, as written in the file."""
     try:
         known: Any = json.loads(os.pread(file, 1000, 0))
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(known["since"]))

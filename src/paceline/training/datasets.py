@@ -78,7 +78,7 @@ def _default_data(config: RunConfig) -> str:
 
 
 def _is_at_hand(data_dir: str | None) -> bool:
-    """Whether the user has pointed to the full MNIST; a directory that he names must hold it."""
+    """Whether the settings point to the full MNIST; a directory named there must hold it."""
     pointed = os.environ.get("PACELINE_DATA")
     return data_dir is not None or (bool(pointed) and mnist.locate(pointed) is not None)
 
@@ -178,7 +178,7 @@ def _names_files(spec: str) -> bool:
 
 
 class _Facts(NamedTuple):
-    """What of its data a rank tells the others: equal on all of them."""
+    """What a rank reports of its data; equal on all of them."""
 
     node: str
     length: int | None = None
@@ -192,7 +192,7 @@ def _open_everywhere(
 ) -> Any:
     """Open on every rank and compare, or fail on every rank: none waits for one that could not.
 
-    Rank 0 looks into the files and tells what they hold, so that the others need not open each.
+    Rank 0 reads what the files hold and shares it, so that the others need not open each.
     """
     source: Any = None
     contents = None

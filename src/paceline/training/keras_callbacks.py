@@ -1,4 +1,4 @@
-"""Callbacks of Keras in a run of the Trainer: once, on rank 0, and all ranks do what they ask."""
+"""Callbacks of Keras run once, on rank 0, and all ranks do what they ask for."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _BASE = "keras.src.callbacks.callback.Callback"
 def adapt_callbacks(callbacks: Sequence[Any]) -> list[Any]:
     """The callbacks as a Trainer calls them; those of Keras come together in one of ours, at the
     place of the first of them."""
-    led = [callback for callback in callbacks if _is_of_keras(callback)]
-    if not led:
+    of_keras = [callback for callback in callbacks if _is_of_keras(callback)]
+    if not of_keras:
         return list(callbacks)
-    together = KerasAdapter(led)
+    together = KerasAdapter(of_keras)
     return [
-        together if callback is led[0] else callback
+        together if callback is of_keras[0] else callback
         for callback in callbacks
-        if callback is led[0] or not _is_of_keras(callback)
+        if callback is of_keras[0] or not _is_of_keras(callback)
     ]
 
 
@@ -72,8 +72,8 @@ class RankZeroCallbacks:
         self._list = make() if world.rank == 0 else None
         self._rate: float | None = None
 
-    def tell(self, event: str, *details: Any) -> None:
-        """Of an event after which nobody else has to do anything."""
+    def notify(self, event: str, *details: Any) -> None:
+        """Of an event after which the other ranks have nothing to do."""
         if self._list is not None:
             self._list.call(event, *details)
 
@@ -109,7 +109,7 @@ class RankZeroCallbacks:
         """Of an event of a single batch, which is rank 0's own: nobody else could follow it to
         another rate. Whether they want to stop.
 
-        `attached` tells whether the model has its variables, which JAX may keep outside.
+        `attached` says whether the model has its variables, which JAX may keep outside.
         """
         if self._list is None or not self._list.looks_at_batches:
             return False
@@ -203,8 +203,8 @@ class KerasAdapter(Callback):
 
     def on_validation_end(self, trainer: Trainer, logs: Logs) -> None:
         figures = {n.removeprefix("val_"): v for n, v in logs.items() if v is not None}
-        self._leading.tell("on_test_begin")
-        self._leading.tell("on_test_end", figures)
+        self._leading.notify("on_test_begin")
+        self._leading.notify("on_test_end", figures)
 
     def on_epoch_end(self, trainer: Trainer, epoch: int, logs: Logs) -> None:
         figures = {n: v for n, v in logs.items() if v is not None and n != "samples_per_s"}
@@ -241,7 +241,7 @@ def _steps_per_epoch(trainer: Trainer) -> int | None:
 
 
 class RateBroadcast:
-    """The learning rate, from rank 0 to all others, who look for it between two steps.
+    """The learning rate, from rank 0 to all others, which look for it between two steps.
 
     All ranks make it together, and close it together.
     """
@@ -250,42 +250,42 @@ class RateBroadcast:
         self._world, self._tag = world, message_tags(next_exchange_id(world))[0]
         self._sent: list[tuple[Vector, Pending]] = []
         self._last: float | None = None
-        self._room, self._heard = np.empty(1), 0
-        self._coming = self._post() if world.rank else None
+        self._buffer, self._received = np.empty(1), 0
+        self._pending = self._post() if world.rank else None
 
     def send(self, rate: float | None) -> None:
-        """Tell all others, if it is another one."""
+        """Send it to all others, if it has changed."""
         if rate is None or rate == self._last:
             return
         self._last = rate
         for rank in range(1, self._world.size):
-            told = np.array([rate])
-            self._sent.append((told, self._world.isend(told, rank, self._tag)))
+            message = np.array([rate])
+            self._sent.append((message, self._world.isend(message, rank, self._tag)))
 
     def latest(self) -> float | None:
-        """The last rate that has come; None if none has come since the last call."""
+        """The last rate that has arrived; None if none has since the last call."""
         rate = None
-        while self._coming is not None and self._coming.done():
-            rate = float(self._room[0])
-            self._heard += 1
-            self._coming = self._post()
+        while self._pending is not None and self._pending.done():
+            rate = float(self._buffer[0])
+            self._received += 1
+            self._pending = self._post()
         return rate
 
     def close(self) -> float | None:
-        """Take in what is under way: the last rate, None if none has come since `latest`."""
-        told = self._world.bcast_value(len(self._sent) // max(1, self._world.size - 1))
+        """Receive what is under way: the last rate, None if none has arrived since `latest`."""
+        sent = self._world.bcast_value(len(self._sent) // max(1, self._world.size - 1))
         rates: list[float | None] = [None]
 
         def have_arrived() -> bool:
             if not self._world.rank:
                 return all(pending.done() for _, pending in self._sent)
             rates[0] = self.latest() or rates[0]
-            return self._heard == told
+            return self._received == sent
 
         wait_until(have_arrived)
-        if self._coming is not None:
-            self._coming.cancel()
+        if self._pending is not None:
+            self._pending.cancel()
         return rates[0]
 
     def _post(self) -> Pending:
-        return self._world.irecv(self._room, 0, self._tag)
+        return self._world.irecv(self._buffer, 0, self._tag)

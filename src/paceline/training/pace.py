@@ -44,7 +44,7 @@ class Pace:
         self._exchange = make_exchange(world, loop, rule, context)
         self._stepper = Stepper(world.rank, loop, self._exchange, limits, Stopwatch())
         self._begun = 0
-        """Steps of this rank, with the one under way."""
+        """Steps of this rank, including the one under way."""
         self._mine: Contribution | None = None
         if context.settings.overlap:
             self._exchange.expect_one_backward(lambda: self._begin_contribution().weight)
@@ -100,7 +100,7 @@ class Pace:
             self._trial.note(mine.samples, self._stepper.watch, self._unit)
 
     def end_epoch(self, by: object) -> None:
-        """A shard is through; if this loop trains on it, that is the end of its epoch."""
+        """A shard has ended; if this loop trains on it, so has its epoch."""
         if by is self._by:
             self._exchange.end_epoch(self._stepper.watch)
 
@@ -139,7 +139,7 @@ class Pace:
             ) from None
 
     def abandon(self) -> None:
-        """This rank has failed: serve nobody any more."""
+        """This rank has failed: stop serving other ranks."""
         self._exchange.abandon()
 
     def progress(self) -> tuple[int, int]:
@@ -207,8 +207,8 @@ def keep_pace(
     then a step has one backward, and nothing changes the gradients after it.
 
     Gradients that are not finite are left out of the step; more than `max_rejected` times on one
-    rank end the run. When nothing has moved for `stall_warning_s`, a warning tells who is waited
-    for; after `stall_timeout_s` all ranks are ended.
+    rank end the run. When nothing has moved for `stall_warning_s`, a warning says who is missing;
+    after `stall_timeout_s` all ranks are ended.
     """
     world = world or init()
     limit_threads(fair_threads(world))

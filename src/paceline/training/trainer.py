@@ -25,7 +25,6 @@ from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
 from paceline.runtime.world import init
-from paceline.sync.asynchronous.base import AsynchronousExchange
 from paceline.sync.interface import Exchange
 from paceline.sync.make import is_asynchronous, make_exchange, next_exchange_id
 from paceline.sync.replicas import start_equal
@@ -270,9 +269,7 @@ class Trainer:
             f"{world.size} rank{'s' * (world.size > 1)} on {nodes} node{'s' * (nodes > 1)}, "
             f"rule {config.rule.name}, batch {batch} per rank{in_all}, {train.name}: {samples}"
         )
-        return (
-            f"{text}\n{exchange.describe()}" if isinstance(exchange, AsynchronousExchange) else text
-        )
+        return "\n".join(filter(None, (text, exchange.describe())))
 
     def _save(self, summary: dict[str, Any]) -> None:
         save_model(self.replica.save, self.run_dir)

@@ -56,7 +56,7 @@ def test_others_hear_the_latest_rate_and_no_message_is_left():
             world.barrier()
         if world.rank == 0:
             rates.send(0.025)
-        return heard, rates.close(), rates._heard, len(rates._sent)
+        return heard, rates.close(), rates._received, len(rates._sent)
 
     told, *others = run_world(3, program)
     assert told == ([None] * 4, None, 0, 6)  # 0.1 is not sent twice

@@ -1,4 +1,4 @@
-"""Epochs of a run whose workers go at their own pace: counted by rank 0, waited for by nobody."""
+"""Epochs of an asynchronous run: counted by rank 0, and no rank waits for their end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EpochCount:
     (100, 2.0)
     >>> count.ended(LedgerReply(samples=120))
     []
-    >>> count.ended(LedgerReply(samples=300))  # the last one is told of when all workers have left
+    >>> count.ended(LedgerReply(samples=300))  # the last is recorded when all workers have left
     [2]
     >>> count.rest(LedgerReply(samples=300))
     [2, 3]
@@ -42,51 +42,50 @@ class EpochCount:
 
     def __init__(self, epochs: int, samples: int) -> None:
         self._epochs, self._size = epochs, samples
-        self._told = 0
+        self._recorded = 0
         self._samples = self._loss = self._left_out = 0.0
         self._since = perf_counter()
 
     def snapshot(self) -> dict[str, float]:
-        """What has been told of so far."""
+        """What has been recorded so far."""
         since = perf_counter() - self._since
         counts = {"samples": self._samples, "loss": self._loss, "left_out": self._left_out}
-        return {"told": self._told, **counts, "since": since}
+        return {"recorded": self._recorded, **counts, "since": since}
 
     def restore(self, saved: dict[str, float]) -> None:
         """Go on from what `snapshot` gave."""
-        self._told = int(saved["told"])
+        self._recorded = int(saved["recorded"])
         self._samples, self._loss = saved["samples"], saved["loss"]
         self._left_out = saved["left_out"]
         self._since = perf_counter() - saved["since"]
 
-    def ended(self, news: LedgerReply, most: int | None = None) -> list[int]:
-        """The epochs that are over and have not been told of, but for the last of the run: the
-        first `most` of them."""
-        return self._up_to(min(int(news.samples // self._size), self._epochs - 1))[:most]
+    def ended(self, reply: LedgerReply, most: int | None = None) -> list[int]:
+        """The first `most` epochs that are over and not recorded, without the last of the run."""
+        return self._up_to(min(int(reply.samples // self._size), self._epochs - 1))[:most]
 
-    def rest(self, news: LedgerReply) -> list[int]:
-        """The epochs that have begun and have not been told of."""
-        return self._up_to(max(1, -(-int(news.samples) // self._size)))
+    def rest(self, reply: LedgerReply) -> list[int]:
+        """The epochs that have begun and are not recorded."""
+        return self._up_to(max(1, -(-int(reply.samples) // self._size)))
 
     def _up_to(self, last: int) -> list[int]:
-        return list(range(self._told + 1, last + 1))
+        return list(range(self._recorded + 1, last + 1))
 
-    def take(self, news: LedgerReply, epochs: list[int]) -> list[tuple[int, float | None, float]]:
+    def take(self, reply: LedgerReply, epochs: list[int]) -> list[tuple[int, float | None, float]]:
         """Samples, mean loss and seconds of these epochs; what is beyond them is for the next.
 
         The mean is that of all samples since the last time which had a loss.
         """
-        fresh, left_out = news.samples - self._samples, news.left_out - self._left_out
-        mean = (news.loss - self._loss) / (fresh - left_out) if fresh > left_out else None
+        fresh, left_out = reply.samples - self._samples, reply.left_out - self._left_out
+        mean = (reply.loss - self._loss) / (fresh - left_out) if fresh > left_out else None
         part_left_out = left_out / fresh if fresh else 0.0
-        edges = [min(news.samples, epoch * self._size) for epoch in (epochs[0] - 1, *epochs)]
+        edges = [min(reply.samples, epoch * self._size) for epoch in (epochs[0] - 1, *epochs)]
         now = perf_counter()
         seconds, self._since = (now - self._since) / len(epochs), now
         taken = edges[-1] - self._samples
         self._left_out += part_left_out * taken
         self._loss += (mean or 0.0) * (1.0 - part_left_out) * taken
         self._samples = edges[-1]
-        self._told = epochs[-1]
+        self._recorded = epochs[-1]
         return [(int(last - first), mean, seconds) for first, last in pairwise(edges)]
 
 
@@ -170,7 +169,7 @@ class AsyncRun(TrainingRun):
             if found is None:
                 return  # it is validated after the pause
             logs = found
-        self._tell_of(ended, logs)
+        self._record_epochs(ended, logs)
         for epoch in ended:
             self.notify("on_epoch_begin", epoch + 1)
         if self.state.stop_asked:
@@ -198,7 +197,7 @@ class AsyncRun(TrainingRun):
         if self.world.rank == 0:
             rest = self.count.rest(self._exchange.ledger_reply)
             if rest:
-                self._tell_of(rest, logs)
+                self._record_epochs(rest, logs)
             elif logs:  # the run was stopped at the end of an epoch
                 last = self.history[-1]
                 last.val_loss, last.val_accuracy = logs["val_loss"], logs["val_accuracy"]
@@ -207,8 +206,8 @@ class AsyncRun(TrainingRun):
                 self.save_history()
         self.history[:] = self.world.bcast_value(list(self.history))
 
-    def _tell_of(self, epochs: list[int], logs: Logs) -> None:
-        """Epochs that have ended since the last one told of; the figures are of the latest."""
+    def _record_epochs(self, epochs: list[int], logs: Logs) -> None:
+        """Record epochs that have ended; the figures are those of the latest."""
         parts = self.count.take(self._exchange.ledger_reply, epochs)
         split = self.state.watch.take()
         for epoch, part in zip(epochs, parts, strict=True):

@@ -93,16 +93,15 @@ class TrainingRun(ABC):
     def facts(self) -> dict[str, Any]:
         """Facts about the run that a resumed one needs, or must match."""
         exchange, clock = self.exchange, self.clock
+        servers: list[int] = []
         if isinstance(exchange, AsynchronousExchange):
-            workers, servers = list(exchange.roles.workers), list(exchange.roles.hosts) or [0]
-        else:
-            workers, servers = list(range(self.world.size)), []
+            servers = list(exchange.roles.hosts) or [0]
         return {
             "step": clock.step,
             "epoch": clock.epoch,
             "samples": clock.samples,
             "ranks": self.world.size,
-            "workers": workers,
+            "workers": list(exchange.workers),
             "servers": servers,
             "numbered_for": self.state.numbered_for,
             "optimizer": self.config.describe()["optimizer"],
@@ -173,8 +172,8 @@ class TrainingRun(ABC):
         return logs
 
     def validate_last(self) -> Logs:
-        """The figures of the end of the run; none if somebody wants it to end now. All it was to
-        train is trained, and the model is worth more than they are."""
+        """The figures of the end of the run; none if it is asked to end now: all is trained, and
+        the model is worth more than figures."""
         logs = self.validate(self.world, lambda: self.state.stop_requests.reason is not None)
         if logs is None and self.world.rank == 0:
             _log.warning("the last validation is left out: the run was told to end")

@@ -108,7 +108,7 @@ class SyncRun(TrainingRun):
         return asked or (deferred is not None and deferred.quit)
 
     def _validate_last(self) -> None:
-        """A run that stopped early between two validations still tells what it reached."""
+        """A run that stopped early between two validations still reports what it reached."""
         last = self.history[-1]
         if self.state.data.validation is None or last.val_loss is not None:
             return
@@ -127,7 +127,7 @@ class SyncRun(TrainingRun):
 
     def _agree_at_end(self) -> list[bool]:
         """Whether to stop, to save, to quit: a rank may have been asked to in the last step or
-        after it, when no exchange could tell."""
+        after it, after the last exchange."""
         wishes, self.worker.deferred = self.worker.deferred, None
         save = (wishes is not None and wishes.save) or self.saver.is_due(self.clock.step)
         quit = (wishes is not None and wishes.quit) or self.state.stop_requests.reason is not None

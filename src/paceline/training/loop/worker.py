@@ -59,7 +59,7 @@ class Worker:
         on_pause: Callable[[StepOutcome], None] = lambda outcome: None,
         saver: Saver | None = None,
     ) -> None:
-        """`on_pause` is called between two steps when all ranks are to save; `saver` tells when
+        """`on_pause` is called between two steps when all ranks are to save; `saver` says when
         this worker asks for that."""
         self._state, self._on_pause, self._saver = state, on_pause, saver
         self.world, self.config, self.clock = state.world, state.config, state.clock
@@ -72,13 +72,10 @@ class Worker:
         self.unreported_samples = 0
         """How many more there were when all ranks came together only to save."""
         self._bytes_recorded = 0
-        exchange, workers = state.exchange, state.world.size
-        if isinstance(exchange, AsynchronousExchange):
-            workers = len(exchange.roles.workers)
-        self._trial = open_trial(state.world.rank, workers)
+        self._trial = open_trial(state.world.rank, len(state.exchange.workers))
         limits = StepLimits(state.config.max_rejected, state.config.clip_norm)
         self.stepper = Stepper(
-            state.world.rank, state.replica, exchange, limits, state.watch, self._wishes
+            state.world.rank, state.replica, state.exchange, limits, state.watch, self._wishes
         )
         self.begin_epoch()
 

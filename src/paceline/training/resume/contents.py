@@ -1,5 +1,5 @@
-"""What the parts of a checkpoint hold. Checksums tell that a file is what was written, not that a
-run can go on with it: what is taken from one is checked against these first."""
+"""What the parts of a checkpoint hold. Checksums prove that a file is what was written, not that a
+run can continue from it: its contents are checked against these first."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def check_facts(facts: Tree) -> None:
 
 
 def check_common(common: Tree, facts: Tree) -> None:
-    """What is the same for all ranks; it must tell of the same step, and of every epoch."""
+    """What is the same for all ranks; it must agree on the step, and have every epoch."""
     check("common", common, COMMON)
     clock, count = common["clock"], common["run"].get("count")
     for name in ("step", "epoch"):
@@ -153,17 +153,17 @@ def check_common(common: Tree, facts: Tree) -> None:
     if trained is not None:  # and not validated
         check("common.run.trained", trained, _TRAINED)
         ended -= 1
-    if count is not None:  # of workers that go at their own pace
-        check("common.run.count", count, {"told": COUNT} | dict.fromkeys(_EPOCH_SUMS, NUMBER))
-        ended = count["told"]
+    if count is not None:  # of an asynchronous run
+        check("common.run.count", count, {"recorded": COUNT} | dict.fromkeys(_EPOCH_SUMS, NUMBER))
+        ended = count["recorded"]
     elif common["run"]["reason"] is not None and clock["samples_in_epoch"]:
         raise ValueError(
             f"common.run.reason is {show(common['run']['reason'])}, and a run stops at the end of "
             f"an epoch, not after {clock['samples_in_epoch']} samples of it"
         )
-    told = [record["epoch"] for record in common["history"]]
-    if told != list(range(1, ended + 1)):
-        raise ValueError(f"common.history has the epochs {show(told)}, expected 1 to {ended}")
+    recorded = [record["epoch"] for record in common["history"]]
+    if recorded != list(range(1, ended + 1)):
+        raise ValueError(f"common.history has the epochs {show(recorded)}, expected 1 to {ended}")
 
 
 _TRAINED = {"samples": COUNT, "train_loss": _or_none(NUMBER), "seconds": NUMBER, "stopped": FLAG}

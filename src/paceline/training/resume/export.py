@@ -29,7 +29,7 @@ from paceline.rules import WeightRule, make_rule
 from paceline.training.resume.resumed import FOLDER, Resumed
 
 NEWEST = "newest"
-"""Instead of a checkpoint's name: the newest one that is sound."""
+"""Instead of a checkpoint's name: the newest valid one."""
 
 
 class Exported(NamedTuple):
@@ -40,7 +40,7 @@ class Exported(NamedTuple):
     model: PlainModel
 
     def describe(self) -> str:
-        """For the user: one line."""
+        """One line for the user."""
         arrays = len(self.model.arrays)
         if not arrays:
             return f"wrote {self.path}, a copy of {self.origin}"
@@ -57,7 +57,7 @@ def export_model(
     force: bool,
     report: Callable[[str], None],
 ) -> Exported:
-    """Write the model of a run to a file of its own, in the format that the suffix tells.
+    """Write the model of a run to a file of its own, in the format that the suffix names.
 
     Without a checkpoint's name it is the model that the finished run saved; of one that has not
     finished, the newest checkpoint's. Damaged checkpoints that are passed over are reported.
@@ -129,7 +129,7 @@ def rebuild(resumed: Resumed) -> PlainModel:
     common = resumed.common
     if "layout" not in common:
         raise CheckpointError(
-            "the checkpoint does not tell the names of the parameters: an older version wrote it. "
+            "the checkpoint does not hold the names of the parameters: an older version wrote it. "
             "Resume the run, so that it saves another one, and export that"
         )
     vectors = {

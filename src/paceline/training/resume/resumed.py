@@ -1,9 +1,9 @@
-"""A run that goes on: which checkpoint it takes up, and what of it each rank gets.
+"""A resumed run: which checkpoint it continues from, and what of it each rank gets.
 
 With as many ranks as before every rank gets back what it had, to the last bit. With another number,
-the replicas of a rule that keeps them equal are what they were; those that train by themselves go
-on from their mean, their consensus or the centre, each with the optimizer of one of the old ranks.
-The samples that were left are dealt anew in either case, so that each comes exactly once.
+the replicas of a rule that keeps them equal are what they were; those that differ continue
+from their mean, their consensus or the centre, each with the optimizer of one of the old ranks.
+The samples that were left are sharded anew in either case, so that each comes exactly once.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WRONG_VALUES = (
 
 
 class Resumed:
-    """A checkpoint as this rank of the run that goes on sees it."""
+    """A checkpoint as this rank of the resumed run sees it."""
 
     def __init__(self, store: Store, name: str, world: World) -> None:
         self._store, self._name, self._world = store, name, world
@@ -51,7 +51,7 @@ class Resumed:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Whatever cannot be made of its contents, the checkpoint is to blame."""
+        """Inside, errors about unusual contents name the checkpoint as damaged."""
         try:
             yield
         except PacelineError:
@@ -68,7 +68,7 @@ class Resumed:
         return bool(self.facts["ranks"] == self._world.size)
 
     def describe(self) -> str:
-        """For the user: where the run goes on."""
+        """Where the run continues, for the user."""
         ranks = self.facts["ranks"]
         others = "" if self.same_ranks else f" (of {ranks} rank{'s' * (ranks > 1)})"
         return f"resuming {self._store.folder.parent} after step {self.facts['step']}{others}"
@@ -88,13 +88,13 @@ class Resumed:
 
     @cached_property
     def own(self) -> Tree:
-        """What this rank had; of another number of ranks, what one of them had."""
+        """What this rank had; if the number of ranks changed, what one of them had."""
         workers, rank = self.facts["workers"], self._world.rank
         had_part = self.same_ranks and rank in workers
         return self._read_rank(rank if had_part else workers[rank % len(workers)])
 
     def everybody(self, take: Callable[[Tree], Any]) -> list[Any]:
-        """Something of every worker's part, one after the other."""
+        """The same of every worker's part, in order."""
         return [take(self._read_rank(rank)) for rank in self.facts["workers"]]
 
     def _read_rank(self, rank: int) -> Tree:
@@ -133,14 +133,14 @@ class Resumed:
         return saved
 
     def parameters(self) -> Vector:
-        """This rank's; with another number of ranks, those that all begin with."""
+        """This rank's; if the number of ranks changed, those that all start from."""
         if self.centre is not None and self.centre.centre.size and not self.same_ranks:
             return self.centre.centre
         own: Vector = self.own["parameters"]
         return own if self.same_ranks else self._mean(np.zeros_like(own))
 
     def _mean(self, total: Vector) -> Vector:
-        """Of the replicas: by the weights of gossip, or the samples since the last meeting."""
+        """Of the replicas: by the weights of gossip, or the samples since the last exchange."""
         weights = np.array(self.everybody(lambda part: part["exchange"]["weight"]))
         shares = (
             weights / weights.sum() if weights.sum() else np.full(len(weights), 1 / len(weights))
@@ -152,8 +152,8 @@ class Resumed:
     def position(
         self, fresh: EpochRemainder, samples: int | None, asynchronous: bool
     ) -> tuple[EpochPosition, bool]:
-        """Where this rank goes on in an epoch of so many samples (None: a stream), and whether the
-        samples are sharded as they were. `fresh` is a whole epoch for the ranks of now."""
+        """Where this rank continues in an epoch of so many samples (None: a stream), and whether
+        they are sharded as before. `fresh` is a whole epoch for the present ranks."""
         own = self.own["worker"]["position"]
         remainder, taken, same_shards = fresh, 0, True
         if not asynchronous:
@@ -172,7 +172,7 @@ class Resumed:
         self, fresh: EpochRemainder, samples: int | None
     ) -> tuple[EpochRemainder, int, bool]:
         """What is left of the epoch, how many batches of it this rank has had, and whether it is
-        sharded as it was."""
+        sharded as before."""
         saved = self.common["remainder"]
         ranges = None if saved["ranges"] is None else tuple(map(tuple, saved["ranges"]))
         before = EpochRemainder(saved["size"], saved["batch_size"], ranges)
@@ -192,7 +192,7 @@ class Resumed:
 
 
 def find_resumed(resume: str | None, run_dir: Path | None, world: World) -> Resumed | None:
-    """The checkpoint to go on from; None to begin. All ranks ask together.
+    """The checkpoint to resume from; None to start. All ranks call it together.
 
     With `auto` there need not be one.
     """

@@ -33,7 +33,7 @@ def snapshot_common(run: TrainingRun) -> Tree:
         },
         **{name: part.snapshot() for name, part in run.common_parts().items()},
     }
-    for name in ("samples", "samples_in_epoch"):  # ranks that go on as others must know all
+    for name in ("samples", "samples_in_epoch"):  # other ranks may continue from it
         tree["clock"][name] += run.worker.unreported_samples
     if run.exchange.replicas_stay_equal:
         tree["optimizer"] = replica.optimizer_state()
@@ -104,14 +104,14 @@ def _restore_parts(run: TrainingRun, resumed: Resumed) -> None:
     samples = len(train) if hasattr(train, "__len__") else None
     position, same_shards = resumed.position(fresh, samples, exchange.asynchronous)
     if not same_shards and "deferred" in own["exchange"]:
-        own["exchange"]["deferred"] = None  # who had no more batches may have some now
+        own["exchange"]["deferred"] = None  # a rank without batches may have some now
     exchange.restore(own["exchange"], resumed.same_ranks)
     run.worker.restore(own["worker"], position, resumed.same_ranks)
     if resumed.same_ranks:
         accept_generator_states(own["generators"])
     else:
         seed = run.config.seed + 1_000_003 * run.world.rank + 7_919 * (run.clock.step + 1)
-        seed_generators(seed)  # those of the first steps would come again
+        seed_generators(seed)  # those of the first steps must not come again
 
 
 def _listed(ranges: Any) -> Any:
