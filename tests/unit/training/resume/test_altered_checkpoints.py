@@ -87,7 +87,7 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("easgd", "rank-1.exchange.tickets", [0.5], "rank-1.exchange.tickets.0 is 0.5"),
     ("easgd", "server-0.ledger.samples", None, "server-0.ledger.samples is None"),
     ("easgd", "server-0.centre", np.zeros(1, np.float32), "the centre has 1 numbers"),
-    ("easgd", "common.run.count", {}, "common.run.count has no told"),
+    ("easgd", "common.run.count", {}, "common.run.count has no recorded"),
 ]
 
 
