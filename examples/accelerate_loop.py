@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 import paceline.torch_backend  # noqa: F401
-from paceline.data.builtin import digits
+from paceline.data import digits
 from paceline.models.mnist import MNISTNetwork
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.data.builtin import digits
+from paceline.data import digits
 
 world = paceline.init()
 torch.manual_seed(1)

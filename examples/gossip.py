@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.data.builtin import digits
+from paceline.data import digits
 from paceline.models.mnist import MNISTNetwork
 
 world = paceline.init()

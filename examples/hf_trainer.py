@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainingArguments
 
 import paceline.torch_backend  # noqa: F401
-from paceline.data.builtin import digits
+from paceline.data import digits
 from paceline.models.mnist import MNISTNetwork
 
 

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 import paceline
-from paceline.data.builtin import digits
+from paceline.data import digits
 
 
 class Network(nnx.Module):

@@ -11,7 +11,7 @@ import keras
 
 import paceline
 import paceline.keras
-from paceline.data.builtin import digits
+from paceline.data import digits
 
 world = paceline.init()
 layers = keras.layers

@@ -6,7 +6,7 @@ paceline run -n 2 -- examples/own_loop.py
 import torch
 
 import paceline
-from paceline.data.builtin import digits
+from paceline.data import digits
 from paceline.models.mnist import MNISTNetwork
 
 world = paceline.init()

@@ -10,7 +10,7 @@ import pytensor
 import pytensor.tensor as pt
 
 import paceline
-from paceline.data.builtin import digits
+from paceline.data import digits
 from paceline.frameworks.numpy import NumpyReplica
 
 

@@ -59,13 +59,13 @@ def test_what_times_out_is_named_and_the_error_of_a_rank_is_seen(mpirun):
     who = r"rank 0 got: rank 0 of 2 in group '\S+', "
     for said in (
         "monitored_barrier, number 1: no sign of rank 1 within 0.25 s",
-        "all_reduce of 7 x float32, number 3: timed out after 0.25 s",
+        "all_reduce of 7 x float32, number 3: the timeout of 0.25 s expired",
         "barrier, number 4: not started, because .*number 3",
-        "recv from rank 1, tag 5 of 1 x float32, number 1: timed out after 0.25 s",
+        "recv from rank 1, tag 5 of 1 x float32, number 1: the timeout of 0.25 s expired",
     ):
         assert re.search(who + said, done.stdout), done.stdout
     # A sum inside of DDP is an error of the backward pass.
-    assert re.search("all_reduce of 1640 x float32.*timed out after 0.25 s", done.stdout)
+    assert re.search("all_reduce of 1640 x float32.*the timeout of 0.25 s expired", done.stdout)
     assert done.returncode == 1
     assert done.stderr.count("ValueError: rank is unwell") == 1
     assert "paceline: ValueError on rank 1" in done.stderr

@@ -281,7 +281,7 @@ class ProgressEngine:
                         operation.steps.close()
                 else:
                     self._lost.append(operation)
-                reason = f"timed out after {operation.timeout_s:g} s"
+                reason = f"the timeout of {operation.timeout_s:g} s expired"
                 self._end(operation, error=operation.explain(reason))
 
 

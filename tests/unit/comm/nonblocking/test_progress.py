@@ -92,8 +92,8 @@ def test_a_time_out_breaks_its_queue_alone(progress):
     progress.submit(stuck)
     progress.submit(behind)
     assert progress.wait(behind, 10)
-    assert str(stuck.error) == "op: timed out after 0.1 s"
-    assert "not started, because op: timed out after 0.1 s" in str(behind.error)
+    assert str(stuck.error) == "op: the timeout of 0.1 s expired"
+    assert "not started, because op: the timeout of 0.1 s expired" in str(behind.error)
     assert len(progress._lost) == 1  # MPI may still write to its buffers
     progress.run(beside := make(other.steps(), Queue()))
     assert beside.error is None
