@@ -148,6 +148,27 @@ class RoundsWeights(Protocol):
     def stores_rounded(self) -> bool: ...
 
 
+@runtime_checkable
+class WithMetrics(Protocol):
+    """A replica whose `evaluate` gives further sums, and that makes figures of them."""
+
+    def figures(self, sums: dict[str, Any]) -> dict[str, float]: ...
+
+
+@runtime_checkable
+class WithSeeds(Protocol):
+    """A replica with random numbers of its own (Keras' seed generators)."""
+
+    def reseed(self, by: int) -> None: ...
+
+
+@runtime_checkable
+class WithStateNames(Protocol):
+    """A replica that knows where each array of the saved model lies in its vectors."""
+
+    def locate_state(self) -> Any: ...
+
+
 class Chunk(Protocol):
     """A part of the vector that is stepped at a time."""
 

@@ -16,7 +16,6 @@ from paceline.frameworks.replica import FitLoop
 from paceline.observe import Stopwatch
 from paceline.rules import Rule, WeightRule
 from paceline.runtime.failure import fail
-from paceline.sync.asynchronous.base import AsynchronousExchange
 from paceline.sync.make import load_common_weights, make_exchange, next_exchange_id
 from paceline.sync.replicas import average_buffers, start_equal
 from paceline.sync.settings import ExchangeContext, ExchangeSettings
@@ -87,8 +86,9 @@ class FitSession:
         Until `begin_epoch` the model is the rule's centre, or what comes nearest to one.
         """
         with self.watched():
-            if isinstance(self._exchange, AsynchronousExchange):
-                self._exchange.pause(lambda: OpenCheckpoint(None, 0), lambda _: self._show_common())
+            asynchronous = self._exchange.as_asynchronous()
+            if asynchronous is not None:
+                asynchronous.pause(lambda: OpenCheckpoint(None, 0), lambda _: self._show_common())
             else:
                 self._catch_up()
                 self._show_common()
@@ -146,8 +146,9 @@ class FitSession:
         """All ranks have ended their last epoch: the model becomes the same everywhere."""
         self.begin_epoch()
         with self.watched():
-            if isinstance(self._exchange, AsynchronousExchange):
-                self._exchange.leave(self._stepper.watch)
+            asynchronous = self._exchange.as_asynchronous()
+            if asynchronous is not None:
+                asynchronous.leave(self._stepper.watch)
             load_common_weights(self._loop, self._exchange)
             self._exchange.close()
             average_buffers(self.world, self._loop)

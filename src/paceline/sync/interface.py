@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.checkpoint.tree import Tree
 from paceline.core.vectors import Vector
 from paceline.errors import WorldError
 from paceline.observe import Stopwatch
+
+if TYPE_CHECKING:
+    from paceline.sync.asynchronous.base import AsynchronousExchange
 
 _WEIGHT, _HIGH, _LOW, _MORE, _STOP, _SAVE, _QUIT, _SAVE_ONLY, _MARK, _FIELDS = range(10)
 _SPLIT = 4096  # a float32 counts to 16 million; two of them count all samples of an epoch
@@ -121,6 +124,10 @@ class Exchange(ABC):
     @abstractmethod
     def bytes_sent(self) -> int:
         """Since the start, by this rank."""
+
+    def as_asynchronous(self) -> AsynchronousExchange | None:
+        """This exchange, if workers do not wait for each other in it."""
+        return None
 
     def describe(self) -> str:
         """Who does what, for the user; empty if there is nothing to say."""

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from paceline.comm import World
 from paceline.core.vectors import Layout, Vector, checksum, differences, is_finite
 from paceline.errors import ReplicaError, TrainingError
+from paceline.frameworks.replica import VectorModel
 
 _SHOWN = 5
 """Names in a message."""
 
 
-def start_equal(world: World, replica: Any) -> None:
+def start_equal(world: World, replica: VectorModel) -> None:
     """Give every replica the state of rank 0's, and prove by a hash that it arrived."""
     if world.size == 1:
         return
@@ -38,7 +37,7 @@ def start_equal(world: World, replica: Any) -> None:
             )
 
 
-def check_equal(world: World, replica: Any) -> None:
+def check_equal(world: World, replica: VectorModel) -> None:
     """Raise on every rank when the parameters are not the same everywhere."""
     vector = replica.parameters()
     sums = world.allgather_values(checksum(vector))
@@ -65,7 +64,7 @@ def _differing_names(
     ]
 
 
-def average_buffers(world: World, replica: Any, works: bool = True) -> None:
+def average_buffers(world: World, replica: VectorModel, works: bool = True) -> None:
     """Make untrained float state (BatchNorm statistics) the mean over the ranks that train.
 
     The mean is taken of the differences from rank 0, so that a value which is the same everywhere
@@ -88,7 +87,7 @@ def average_buffers(world: World, replica: Any, works: bool = True) -> None:
     replica.accept_buffers()
 
 
-def _compare_layouts(world: World, replica: Any) -> None:
+def _compare_layouts(world: World, replica: VectorModel) -> None:
     facts = (replica.layout.fingerprint(), replica.buffers().size, replica.constants().size)
     everyone = world.allgather_values(facts)
     if len({fact[0] for fact in everyone}) > 1:

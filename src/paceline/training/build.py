@@ -15,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.frameworks import Replica
 from paceline.frameworks.random_state import seed_generators
 from paceline.frameworks.registry import FILES, is_model, load_file, loaded_frameworks, make_replica
+from paceline.frameworks.replica import WithSeeds
 from paceline.frameworks.threads import limit_threads, prepare_backends, set_threads
 from paceline.models import MODELS
 from paceline.runtime.resources import fair_threads
@@ -48,9 +49,8 @@ def build_replica(config: RunConfig, world: World) -> Replica:
     if world.rank:
         key = config.seed + 1_000_003 * world.rank
         seed_generators(key)
-        reseed = getattr(replica, "reseed", None)  # of seeds that are part of the model
-        if reseed is not None:
-            reseed(key)
+        if isinstance(replica, WithSeeds):
+            replica.reseed(key)
     return replica
 
 

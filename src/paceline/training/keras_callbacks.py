@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from paceline.comm import Pending, World, wait_until
 from paceline.comm.rank0 import on_rank0
 from paceline.core.vectors import Vector, checksum
 from paceline.errors import ConfigError, TrainingError
+from paceline.frameworks.replica import VectorModel
 from paceline.sync.make import next_exchange_id, with_common_weights
 from paceline.sync.parameter_server.spec import message_tags
 from paceline.training.callbacks import Callback, Logs
@@ -52,6 +53,13 @@ class Advice(NamedTuple):
     """To set the learning rate for single batches."""
 
 
+@runtime_checkable
+class KerasVectorModel(VectorModel, Protocol):
+    """A model of Keras as vectors."""
+
+    model: Any
+
+
 class RankZeroCallbacks:
     """Callbacks of Keras that run once, on rank 0; all ranks do what they ask for.
 
@@ -63,7 +71,7 @@ class RankZeroCallbacks:
         self,
         make: Callable[[], KerasCallbacks],
         world: World,
-        replica: Any,
+        replica: KerasVectorModel,
         advice: Advice,
         showing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
@@ -151,6 +159,10 @@ _ADVICE = Advice(
 )
 
 
+def _is_keras_model(model: Any) -> bool:
+    return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
+
+
 class KerasAdapter(Callback):
     """Tells callbacks of Keras, on rank 0, what happens in a Trainer's run, by Keras' events.
 
@@ -166,15 +178,14 @@ class KerasAdapter(Callback):
 
     def on_train_begin(self, trainer: Trainer) -> None:
         world, replica = trainer.world, trainer.replica
-        model: Any = getattr(replica, "model", None)
-        if not any(kind.__module__.startswith("keras.") for kind in type(model).__mro__):
+        if not isinstance(replica, KerasVectorModel) or not _is_keras_model(replica.model):
             raise ConfigError(
                 f"{type(self._callbacks[0]).__name__} is a callback of Keras, and the model is "
                 "none; derive from paceline.Callback instead"
             )
         from paceline.frameworks.keras.callbacks import KerasCallbacks
 
-        optimizer = vars(replica)["optimizer"]
+        model, optimizer = replica.model, vars(replica)["optimizer"]
         if getattr(model, "optimizer", None) is not optimizer:
             model.optimizer = optimizer  # the replica compiles the model at its first batch
         model.stop_training = False

@@ -10,6 +10,7 @@ from typing import Any
 from paceline.comm import World
 from paceline.errors import ConfigError, ReplicaError, TrainingError
 from paceline.frameworks.registry import make_loop
+from paceline.frameworks.replica import Loop
 from paceline.frameworks.threads import limit_threads
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.observe.trial import open_trial
@@ -34,7 +35,7 @@ class Pace:
     def __init__(
         self,
         world: World,
-        loop: Any,
+        loop: Loop,
         rule: Rule,
         context: ExchangeContext,
         limits: StepLimits,

@@ -66,6 +66,9 @@ class AsynchronousExchange(Exchange):
         self.on_last: Callable[[], None] | None = None
         """Called on every worker when none trains any more, before the centre is given up."""
 
+    def as_asynchronous(self) -> AsynchronousExchange:
+        return self
+
     def describe(self) -> str:
         """For the user: who does what."""
         return self.roles.describe()

@@ -151,8 +151,9 @@ class AsyncRun(TrainingRun):
 
     @property
     def _exchange(self) -> AsynchronousExchange:
-        assert isinstance(self.exchange, AsynchronousExchange)
-        return self.exchange
+        exchange = self.exchange.as_asynchronous()
+        assert exchange is not None
+        return exchange
 
     def _lead(self) -> None:
         """Give the epochs that are over their records, the latest one a validation if one is due.

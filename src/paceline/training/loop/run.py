@@ -20,7 +20,6 @@ from paceline.core.vectors import checksum
 from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
 from paceline.observe import EpochRecord, TimeSplit
 from paceline.runtime.stop_requests import REQUEUE
-from paceline.sync.asynchronous.base import AsynchronousExchange
 from paceline.sync.make import with_common_weights
 from paceline.training.callbacks import Logs
 from paceline.training.loop.divergence import Divergence
@@ -93,9 +92,8 @@ class TrainingRun(ABC):
     def facts(self) -> dict[str, Any]:
         """Facts about the run that a resumed one needs, or must match."""
         exchange, clock = self.exchange, self.clock
-        servers: list[int] = []
-        if isinstance(exchange, AsynchronousExchange):
-            servers = list(exchange.roles.hosts) or [0]
+        asynchronous = exchange.as_asynchronous()
+        servers = [] if asynchronous is None else list(asynchronous.roles.hosts) or [0]
         return {
             "step": clock.step,
             "epoch": clock.epoch,

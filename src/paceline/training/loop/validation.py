@@ -14,6 +14,7 @@ from paceline.comm import World
 from paceline.data import Batch, Shard, evaluation_batches
 from paceline.errors import TrainingError
 from paceline.frameworks import Replica
+from paceline.frameworks.replica import WithMetrics
 from paceline.observe import Stopwatch
 
 _SUMS = ("loss", "samples", "correct", "counted")
@@ -42,8 +43,8 @@ def validate(
     )
     if not _evaluate(world, replica, iter(batches), sums, watch, is_wanted):
         return None
-    make_figures = getattr(replica, "figures", None)
-    shapes = _known_to_all(world, sums) if make_figures is not None else {}
+    with_metrics = replica if isinstance(replica, WithMetrics) else None
+    shapes = _known_to_all(world, sums) if with_metrics is not None else {}
     parts = [np.ravel(sums.get(name, np.zeros(shape))) for name, shape in shapes.items()]
     totals = np.concatenate([[float(sums[name]) for name in _SUMS], *parts])
     world.all_reduce(totals)
@@ -53,12 +54,12 @@ def validate(
         "val_loss": float(loss / samples) if samples else None,
         "val_accuracy": float(correct / counted) if counted else None,
     }
-    if make_figures is not None and samples:
+    if with_metrics is not None and samples:
         ends = np.cumsum([len(_SUMS), *map(np.size, parts)])
         pieces = np.split(totals, ends)[1:-1]
         figures |= {
             f"val_{name}": value
-            for name, value in make_figures(dict(zip(shapes, pieces, strict=True))).items()
+            for name, value in with_metrics.figures(dict(zip(shapes, pieces, strict=True))).items()
         }
     return figures
 

@@ -161,8 +161,8 @@ class Worker:
 
         `meanwhile` is called between steps, and while this worker waits for the last.
         """
-        exchange = self.exchange
-        assert isinstance(exchange, AsynchronousExchange)
+        exchange = self.exchange.as_asynchronous()
+        assert exchange is not None
         exchange.batches_wanted = min(exchange.report_every, _LONGEST_LOT)
         exchange.batches_wanted += PREFETCH_DEPTH * self.config.data.loaders
         batches = self._granted(exchange) if exchange.trains else iter(())

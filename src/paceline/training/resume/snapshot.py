@@ -11,6 +11,7 @@ from paceline.frameworks.random_state import (
     generator_states,
     seed_generators,
 )
+from paceline.frameworks.replica import Replica, WithStateNames
 from paceline.training.resume.contents import copy_into
 from paceline.training.resume.resumed import Resumed
 
@@ -37,9 +38,8 @@ def snapshot_common(run: TrainingRun) -> Tree:
         tree["clock"][name] += run.worker.unreported_samples
     if run.exchange.replicas_stay_equal:
         tree["optimizer"] = replica.optimizer_state()
-    locate_state = getattr(replica, "locate_state", None)
-    if locate_state is not None:
-        tree["state"] = locate_state()
+    if isinstance(replica, WithStateNames):
+        tree["state"] = replica.locate_state()
     return tree
 
 
@@ -62,13 +62,13 @@ def snapshot_rank(run: TrainingRun, common_constants: int) -> Tree:
     return tree
 
 
-def restore_replica(replica: Any, resumed: Resumed, same_optimizer: bool) -> None:
+def restore_replica(replica: Replica, resumed: Resumed, same_optimizer: bool) -> None:
     """Before the exchange is made: the model, equal on all ranks, and this rank's optimizer."""
     with resumed.blamed():
         _restore_replica(replica, resumed, same_optimizer)
 
 
-def _restore_replica(replica: Any, resumed: Resumed, same_optimizer: bool) -> None:
+def _restore_replica(replica: Replica, resumed: Resumed, same_optimizer: bool) -> None:
     copy_into(replica.parameters(), resumed.common["parameters"], "common.parameters")
     replica.accept_parameters()
     if replica.constants().size:
