@@ -1,4 +1,4 @@
-"""The centre of an interrupted run, in a form that any number of hosts can take up."""
+"""The centre of an interrupted run, in a form that any number of servers can take over."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Keep = Callable[[int, dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class SavedCentre:
-    """All of it: what the hosts had, and what the workers had in hand."""
+    """All of it: the servers' shards, and the batches that workers had in hand."""
 
     centre: Vector
     state: State
     """The optimizer's: as long as the centre, or of one element."""
     ledger: dict[str, float]
     again: tuple[int, ...] = field(default=())
-    """Batches that were dealt and not trained on."""
+    """Batches that were granted and not trained on."""
 
     def piece_of_state(self, piece: slice, fresh: State) -> State:
         """The state for a piece of the centre, in the arrays of a fresh one."""
@@ -35,7 +35,7 @@ class SavedCentre:
 
 
 def join_states(states: Sequence[State], sizes: Sequence[int]) -> State:
-    """One state from those of pieces of so many elements; all have met the same updates.
+    """One state from those of pieces of so many elements; all have seen the same updates.
 
     >>> parts = [{"m": np.ones(2), "t": np.array([3.0])}, {"m": np.zeros(1), "t": np.array([3.0])}]
     >>> join_states(parts, [2, 1])
@@ -50,7 +50,7 @@ def join_states(states: Sequence[State], sizes: Sequence[int]) -> State:
 
 
 def pack(centre: Vector, state: State, ledger: Any) -> dict[str, Any]:
-    """A host's part of a checkpoint; the arrays are copies."""
+    """A server's part of a checkpoint; the arrays are copies."""
     return {
         "centre": centre.copy(),
         "state": {name: array.copy() for name, array in state.items()},
@@ -59,13 +59,13 @@ def pack(centre: Vector, state: State, ledger: Any) -> dict[str, Any]:
     }
 
 
-def unpack(hosts: Sequence[dict[str, Any]], in_hand: Sequence[int]) -> SavedCentre:
-    """From the parts of all hosts in their order, and the batches that workers had in hand."""
-    sizes = [host["centre"].size for host in hosts]
-    first = hosts[0]  # it keeps the ledger
+def unpack(shards: Sequence[dict[str, Any]], in_hand: Sequence[int]) -> SavedCentre:
+    """From the parts of all servers in their order, and the batches that workers had in hand."""
+    sizes = [shard["centre"].size for shard in shards]
+    first = shards[0]  # it keeps the ledger
     return SavedCentre(
-        centre=np.concatenate([host["centre"] for host in hosts]),
-        state=join_states([host["state"] for host in hosts], sizes),
+        centre=np.concatenate([shard["centre"] for shard in shards]),
+        state=join_states([shard["state"] for shard in shards], sizes),
         ledger=first["ledger"],
         again=tuple(sorted([*first["waiting"], *in_hand])),
     )

@@ -1,4 +1,4 @@
-"""How an exchange is carried out: its settings, and what it is told of the run it belongs to."""
+"""How an exchange is carried out: its settings, and facts of the run it belongs to."""
 
 from __future__ import annotations
 

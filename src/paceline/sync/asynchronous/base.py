@@ -45,22 +45,22 @@ class AsynchronousExchange(Exchange):
         """Whether this rank trains."""
         self.ledger_reply = LedgerReply(working=len(roles.workers))
         """What this worker heard last."""
-        self.tickets = BatchGrants()
+        self.grants = BatchGrants()
         """The batches that it may take."""
         self.batches_wanted = 0
-        """How many batches it wants to have in hand; 0 if they are not dealt."""
+        """How many batches it wants to have in hand; 0 if none are granted."""
         self.on_exchange: Callable[[dict[str, Any]], None] | None = None
         """Called with the facts of each exchange."""
         self.staleness: Counter[int] = Counter()
         self.exchanges = self.refused = 0
         self._steps_taken = 0
-        self._samples = self._loss = self._left_out = 0.0
+        self._samples = self._loss = self._without_loss = 0.0
         self._stop = self._save = self._quit = False
         self._final: Vector | None = None
         self.workers_world = world.split(int(self.trains))
         """The workers; on a rank that serves, those that do."""
         self._saved, self.quits = 0, False
-        """Wishes to save that were heeded, and whether all are to leave after the last."""
+        """Requests to save that were carried out, and whether all exit after the last."""
         self.on_pause: Callable[[], None] | None = None
         """Called when all workers are to come together to save, between two steps of each."""
         self.on_last: Callable[[], None] | None = None
@@ -75,7 +75,7 @@ class AsynchronousExchange(Exchange):
 
     @abstractmethod
     def _after(self, watch: Stopwatch) -> bool:
-        """A step is done: meet others if it is time to; whether the ledger was told."""
+        """A step is done: exchange if it is due; whether a report went to the ledger."""
 
     @abstractmethod
     def _before_leaving(self, watch: Stopwatch) -> None:
@@ -95,14 +95,14 @@ class AsynchronousExchange(Exchange):
         return self._samples * len(self.roles.workers)
 
     def after_step(self, part: Contribution, watch: Stopwatch) -> StepOutcome | None:
-        """Meet if it is time to. A rank that has no batch, and no more, leaves."""
+        """Exchange if it is due. A rank that has no batch, and no more, leaves."""
         if not part.samples and not part.more:
             self.leave(watch)
             return StepOutcome(0, 0.0, more=False, stop=self.ledger_reply.stop)
         self._steps_taken += 1
         self._samples += part.samples
         self._loss += part.loss
-        self._left_out += 0.0 if part.weight else part.samples
+        self._without_loss += 0.0 if part.weight else part.samples
         before, self._stop = self.ledger_reply.samples, self._stop or part.stop
         self._save, self._quit = self._save or part.save, self._quit or part.quit
         if not self._after(watch):
@@ -125,12 +125,12 @@ class AsynchronousExchange(Exchange):
     def pause(
         self, agree: Callable[[], OpenCheckpoint], keep: Callable[[OpenCheckpoint], None]
     ) -> None:
-        """Come together with all workers; while nobody trains, everybody keeps what he has.
+        """Pause together with all workers; while nobody trains, every rank saves what it has.
 
         The leader opens the checkpoint; `keep` is called with it on every worker.
         """
         self._quiesce()
-        # One may have heard of a later wish than others: all must leave knowing the same.
+        # One may know of a later request than others: all must leave knowing the same.
         known = self.workers_world.allgather_values(
             (self.ledger_reply.saves, self.ledger_reply.quit)
         )
@@ -143,7 +143,7 @@ class AsynchronousExchange(Exchange):
 
     def quit(self) -> None:
         """Leave a run that is to go on later; all workers do."""
-        self.tickets.drop()
+        self.grants.drop()
         self._centre.sign_off(quit=True)
         self.workers_world.barrier()
 
@@ -161,8 +161,8 @@ class AsynchronousExchange(Exchange):
             "steps": self._steps_taken,
             "samples": self._samples,
             "loss": self._loss,
-            "left_out": self._left_out,
-            "tickets": self.tickets.numbers(),
+            "without_loss": self._without_loss,
+            "grants": self.grants.numbers(),
             "exchanges": self.exchanges,
             "refused": self.refused,
             "staleness": [[age, count] for age, count in self.staleness.items()],
@@ -175,7 +175,7 @@ class AsynchronousExchange(Exchange):
         if not same_ranks:
             return
         self._samples, self._loss = saved["samples"], saved["loss"]
-        self._left_out = saved["left_out"]
+        self._without_loss = saved["without_loss"]
         self.exchanges, self.refused = saved["exchanges"], saved["refused"]
         self.staleness = Counter(dict(map(tuple, saved["staleness"])))
         fill_vectors(self._centre.residuals, saved["residuals"])
@@ -185,7 +185,7 @@ class AsynchronousExchange(Exchange):
         self.workers_world.free()
 
     def report(self) -> None:
-        """Tell the ledger what was done since the last time."""
+        """Report to the ledger what was done since the last time."""
         self._hear(self._centre.report(self._make_report()))
 
     def ask_to_stop(self) -> None:
@@ -207,14 +207,14 @@ class AsynchronousExchange(Exchange):
         """Whether there is a batch to take; asks for some if none is in hand."""
         if self.ledger_reply.stop or not self.trains:
             return False
-        if not self.tickets.outstanding:
+        if not self.grants.outstanding:
             self.report()
             watch.lap("communication")
-        return self.tickets.outstanding > 0
+        return self.grants.outstanding > 0
 
     def leave(self, watch: Stopwatch, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Train no more, and wait until nobody does; `meanwhile` is called again and again."""
-        self.tickets.drop()
+        self.grants.drop()
         if self.trains:
             self._before_leaving(watch)
             self._hear(self._centre.report(self._make_report(left=True)))
@@ -247,19 +247,19 @@ class AsynchronousExchange(Exchange):
     def _make_report(
         self, push: bool = False, pull: bool = False, left: bool = False
     ) -> WorkerReport:
-        """What is to be told; it counts as told."""
-        wanted = 0 if left or self._stop else max(0, self.batches_wanted - self.tickets.outstanding)
+        """What is to be reported; it counts as reported."""
+        wanted = 0 if left or self._stop else max(0, self.batches_wanted - self.grants.outstanding)
         wishes = self._save, self._quit
         counts = self._samples, self._loss, self._stop
-        report = WorkerReport(*counts, push, pull, wanted, left, *wishes, self._left_out)
-        self._samples = self._loss = self._left_out = 0.0
+        report = WorkerReport(*counts, push, pull, wanted, left, *wishes, self._without_loss)
+        self._samples = self._loss = self._without_loss = 0.0
         self._save = self._quit = False
         return report
 
-    def _hear(self, news: LedgerReply) -> None:
-        self.ledger_reply = news
-        if news.last > news.first:
-            self.tickets.grant(news.first, news.last)
+    def _hear(self, reply: LedgerReply) -> None:
+        self.ledger_reply = reply
+        if reply.last > reply.first:
+            self.grants.grant(reply.first, reply.last)
 
     def _note(self, **facts: Any) -> None:
         """An exchange has taken place."""

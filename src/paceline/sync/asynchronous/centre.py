@@ -145,8 +145,8 @@ class CentreExchange(AsynchronousExchange):
         if self.on_exchange is None:
             return self._to_centre.push_pull(report, terms, port), None, 0
         measured = DistanceProbe(port, self._rule)
-        news = self._to_centre.push_pull(report, terms, measured)
-        return news, measured.distance(), self._centre.bytes_sent - before
+        reply = self._to_centre.push_pull(report, terms, measured)
+        return reply, measured.distance(), self._centre.bytes_sent - before
 
     def _take_back(self) -> None:
         """Wait for the exchange that is under way, if one is, and let it move the replica."""
@@ -169,15 +169,15 @@ class CentreExchange(AsynchronousExchange):
                 vector += rounding
 
     def _hear_of(
-        self, report: WorkerReport, news: LedgerReply, distance: float | None, sent: int
+        self, report: WorkerReport, reply: LedgerReply, distance: float | None, sent: int
     ) -> None:
-        self._hear(news)
+        self._hear(reply)
         if report.push:
-            self.staleness[news.staleness] += 1
-            self.refused += not news.scale
+            self.staleness[reply.staleness] += 1
+            self.refused += not reply.scale
         self._note(
             bytes=sent,
-            staleness=news.staleness if report.push else None,
-            scale=news.scale,
+            staleness=reply.staleness if report.push else None,
+            scale=reply.scale,
             distance=distance,
         )

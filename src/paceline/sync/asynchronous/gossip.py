@@ -26,7 +26,7 @@ class GossipExchange(AsynchronousExchange):
     """Pushes weights to random peers and merges what comes from them.
 
     A push is posted and left to travel, and a receive is always posted, so nobody waits for
-    anybody. At the end everybody tells everybody how many pushes it has sent, and takes in all that
+    anybody. At the end all ranks share how many pushes they have sent, and take in all that
     are still under way.
     """
 

@@ -1,4 +1,4 @@
-"""The ledger of a run whose workers go at their own pace: a few numbers, kept in one place."""
+"""The ledger of an asynchronous run: a few numbers, kept in one place."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 from paceline.core.vectors import Vector
 
-_SAMPLES, _LOSS, _STOP, _UPDATES, _DEALT, _AGAIN, _SAVES, _QUIT, _LEFT_OUT, _COMMON = range(10)
+_SAMPLES, _LOSS, _STOP, _UPDATES, _GRANTED, _AGAIN, _SAVES, _QUIT, _WITHOUT_LOSS, _COMMON = range(
+    10
+)
 
 
 class WorkerReport(NamedTuple):
-    """What a worker tells: all of it since its last report."""
+    """What a worker reports: everything since its last report."""
 
     samples: float = 0.0
     loss: float = 0.0
@@ -29,13 +31,13 @@ class WorkerReport(NamedTuple):
     save: bool = False
     """It asks all to save."""
     quit: bool = False
-    """It was told to end: all are to save, and leave."""
-    left_out: float = 0.0
+    """It asks all ranks to save and exit."""
+    without_loss: float = 0.0
     """Samples without a loss: those of rejected batches."""
 
 
 class LedgerReply(NamedTuple):
-    """What a worker learns in return."""
+    """What a worker gets in return."""
 
     samples: float = 0.0
     """Of all workers, since the start."""
@@ -54,26 +56,26 @@ class LedgerReply(NamedTuple):
     saves: int = 0
     """How often all were asked to save."""
     quit: bool = False
-    """They are to leave after that."""
+    """All exit after that."""
     scale: float = 1.0
     """By which its push counts; 0 if it was refused."""
-    left_out: float = 0.0
+    without_loss: float = 0.0
     """Samples without a loss, of all workers."""
 
 
 class Ledger:
-    """Counts what all workers do, deals the batches, and knows who still works.
+    """Counts what all workers do, grants batches, and knows who still trains.
 
-    The numbers lie in memory that is given: of the node, or of the rank that serves. Whoever calls
-    sees to it that nobody else does meanwhile.
+    The numbers lie in memory of the node, or of the rank that serves. Callers make sure that nobody
+    else calls at the same time.
     """
 
     def __init__(
         self, numbers: Vector, workers: int, batches: int, again: Sequence[int] = ()
     ) -> None:
-        """For so many workers, and so many batches in the whole run (0: none are dealt).
+        """For so many workers, and so many batches in the whole run (0: none are granted).
 
-        Those that were dealt `again` come first: an interrupted run had not trained on them.
+        Those in `again` come first: an interrupted run had granted them and not trained on them.
         """
         self._common, self._again = numbers[:_COMMON], again
         self._seen = numbers[_COMMON : _COMMON + workers]
@@ -86,21 +88,21 @@ class Ledger:
         return _COMMON + 2 * workers
 
     def snapshot(self) -> dict[str, float]:
-        """What an interrupted run must know when it goes on; nobody trains meanwhile."""
-        samples, loss, _, updates, dealt = self._common[: _DEALT + 1].tolist()
-        left_out = float(self._common[_LEFT_OUT])
-        counts = {"samples": samples, "loss": loss, "left_out": left_out}
-        return counts | {"updates": updates, "dealt": dealt}
+        """What a resumed run needs; nobody trains meanwhile."""
+        samples, loss, _, updates, granted = self._common[: _GRANTED + 1].tolist()
+        without_loss = float(self._common[_WITHOUT_LOSS])
+        counts = {"samples": samples, "loss": loss, "without_loss": without_loss}
+        return counts | {"updates": updates, "granted": granted}
 
     def waiting(self) -> list[int]:
-        """Batches that are to be dealt again and have not been."""
+        """Batches that are to be granted again and have not been."""
         return list(self._again[int(self._common[_AGAIN]) :])
 
     @staticmethod
     def begin_at(numbers: Vector, saved: Mapping[str, float]) -> None:
         """Write into its memory where an interrupted run was."""
-        places = {"samples": _SAMPLES, "loss": _LOSS, "left_out": _LEFT_OUT}
-        places |= {"updates": _UPDATES, "dealt": _DEALT}
+        places = {"samples": _SAMPLES, "loss": _LOSS, "without_loss": _WITHOUT_LOSS}
+        places |= {"updates": _UPDATES, "granted": _GRANTED}
         for name, place in places.items():
             numbers[place] = saved[name]
         numbers[_COMMON : _COMMON + (numbers.size - _COMMON) // 2] = saved["updates"]
@@ -108,11 +110,11 @@ class Ledger:
     def enter(
         self, worker: int, report: WorkerReport, scale: Callable[[int], float]
     ) -> LedgerReply:
-        """Take a report down; `scale` says by how much a push of some staleness counts."""
+        """Enter a report; `scale` says by how much a push of some staleness counts."""
         common, seen = self._common, self._seen
         common[_SAMPLES] += report.samples
         common[_LOSS] += report.loss
-        common[_LEFT_OUT] += report.left_out
+        common[_WITHOUT_LOSS] += report.without_loss
         common[_STOP] += bool(report.stop)
         staleness = int(common[_UPDATES] - seen[worker])
         factor = scale(staleness) if report.push else 1.0
@@ -123,25 +125,29 @@ class Ledger:
             seen[worker] = common[_UPDATES]
         if report.left:
             self._left[worker] = 1
-        first, last = self._deal(int(report.wanted))
+        first, last = self._grant(int(report.wanted))
         working = self._workers - int(self._left.sum())
         if working and (report.save or (report.quit and not common[_QUIT])):
-            common[_SAVES] += 1  # who has left after the last worker would not hear of it
+            common[_SAVES] += 1  # after the last worker has left nobody would learn of it
             common[_QUIT] += report.quit
         samples, loss, stop = common[:3].tolist()
-        saves, quit, left_out = int(common[_SAVES]), bool(common[_QUIT]), float(common[_LEFT_OUT])
-        dealt = (working, first, last, staleness, saves)
-        return LedgerReply(samples, loss, stop > 0, *dealt, quit, factor, left_out)
+        saves, quit, without_loss = (
+            int(common[_SAVES]),
+            bool(common[_QUIT]),
+            float(common[_WITHOUT_LOSS]),
+        )
+        counts = (working, first, last, staleness, saves)
+        return LedgerReply(samples, loss, stop > 0, *counts, quit, factor, without_loss)
 
-    def _deal(self, wanted: int) -> tuple[int, int]:
+    def _grant(self, wanted: int) -> tuple[int, int]:
         """The next batches; ever fewer towards the end, so that all workers end together."""
         returned = int(self._common[_AGAIN])
         if wanted and returned < len(self._again) and not self._common[_STOP]:
             self._common[_AGAIN] += 1
             number = self._again[returned]
             return number, number + 1
-        first = int(self._common[_DEALT])
+        first = int(self._common[_GRANTED])
         rest = 0 if self._common[_STOP] else self._batches - first
         given = min(wanted, rest, max(1, rest // (2 * self._workers)))
-        self._common[_DEALT] += given
+        self._common[_GRANTED] += given
         return first, first + given

@@ -87,7 +87,7 @@ def _open(
 ) -> tuple[Centre, Roles]:
     roles = assign_roles(world, servers)
     spec = CentreSpec(rule, wire, context.exchange_id, context.batches, context.saved)
-    if not roles.hosts:
+    if not roles.holders:
         try:
             _check_wire(wire, world)
             return NodeCentre(world, spec, weights), roles
@@ -96,7 +96,7 @@ def _open(
                 raise
             roles = hosted_by_workers(world, f"the node's memory is too small: {error}")
     if not weights.size:  # one rank keeps the ledger, and nothing else is to be kept
-        roles = replace(roles, hosts=roles.hosts[:1])
+        roles = replace(roles, holders=roles.holders[:1])
     return _connect(world, spec, weights, roles, context.fail), roles
 
 
@@ -104,9 +104,9 @@ def _connect(world: World, spec: CentreSpec, weights: Vector, roles: Roles, fail
     server = None
     if spec.saved is not None:
         weights = spec.saved.centre
-    if world.rank in roles.hosts:
+    if world.rank in roles.holders:
         _check_threads(world, roles)
-        piece = split_evenly(weights.size, len(roles.hosts))[roles.hosts.index(world.rank)]
+        piece = split_evenly(weights.size, len(roles.holders))[roles.holders.index(world.rank)]
         on_error = partial(_end_all, world, fail)
         server = ShardServer(world, spec, weights, piece, roles.workers, on_error)
     return RemoteCentre(world, spec, weights, roles, server)

@@ -54,7 +54,7 @@ class NodeCentre:
         world.barrier()
 
     def report(self, report: WorkerReport) -> LedgerReply:
-        """Tell the ledger, and hear from it."""
+        """Report to the ledger, and get its totals."""
         self._world.raise_if_failed()
         with self._memory.hold(_LEDGER_LOCK):
             return self._ledger.enter(self._worker, report, self._spec.staleness_weight)

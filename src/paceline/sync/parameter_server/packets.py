@@ -11,9 +11,9 @@ from paceline.core.vectors import Vector, aligned_zeros
 from paceline.rules import PushTerms
 from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
 
-REPORT, MEET, TRADE, LOOK, SAVE, FAREWELL = range(6)
-"""Kinds of requests: to the ledger, to ledger and centre, to the centre; for a copy; to save; the
-last one."""
+REPORT, EXCHANGE, EXCHANGE_SHARD, READ, SAVE, SIGN_OFF = range(6)
+"""Kinds of requests: to the ledger; to ledger and centre; to the centre alone; for a copy; to save;
+the last one."""
 
 _FIELDS = 16
 
@@ -51,18 +51,18 @@ class Packet:
         report, terms = fields[: len(WorkerReport._fields)], fields[len(WorkerReport._fields) :]
         return int(kind), WorkerReport(*report), PushTerms(*terms[: len(PushTerms._fields)])
 
-    def answer(self, news: LedgerReply) -> None:
+    def answer(self, reply: LedgerReply) -> None:
         """Write the head of a reply."""
-        self._head[: len(news)] = news
+        self._head[: len(reply)] = reply
 
     def answered(self) -> LedgerReply:
         """Read the head of a reply."""
-        samples, loss, stop, *counts, quit, scale, left_out = self._head[
+        samples, loss, stop, *counts, quit, scale, without_loss = self._head[
             : len(LedgerReply._fields)
         ].tolist()
         working, first, last, staleness, saves = map(int, counts)
-        dealt = (working, first, last, staleness, saves)
-        return LedgerReply(samples, loss, stop > 0, *dealt, quit > 0, scale, left_out)
+        whole = (working, first, last, staleness, saves)
+        return LedgerReply(samples, loss, stop > 0, *whole, quit > 0, scale, without_loss)
 
     def note(self, value: float) -> None:
         """Write a single number as the head."""

@@ -13,7 +13,15 @@ from paceline.errors import Interrupted, WorldError
 from paceline.rules import PushTerms, State
 from paceline.sync.parameter_server.codec_pair import CodecPair, FeedbackCodec
 from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
-from paceline.sync.parameter_server.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, TRADE, Packet
+from paceline.sync.parameter_server.packets import (
+    EXCHANGE,
+    EXCHANGE_SHARD,
+    READ,
+    REPORT,
+    SAVE,
+    SIGN_OFF,
+    Packet,
+)
 from paceline.sync.parameter_server.roles import Roles
 from paceline.sync.parameter_server.shard_server import ShardServer
 from paceline.sync.parameter_server.spec import CentreSpec
@@ -22,9 +30,9 @@ from paceline.sync.saved import Keep
 
 
 class RemoteCentre:
-    """A worker's way to the hosts of the centre, each of which holds a contiguous piece of it.
+    """A worker's connection to the servers of the centre, each of which holds a contiguous shard.
 
-    The first host keeps the ledger. With a single host an exchange is one message there and one
+    The first server keeps the ledger. With a single one an exchange is one message there and one
     back. With several the ledger is asked first, since it says how much a push counts; then all
     pieces travel at once.
     """
@@ -37,9 +45,9 @@ class RemoteCentre:
         roles: Roles,
         server: ShardServer | None,
     ) -> None:
-        self._world, self._hosts, self._server = world, roles.hosts, server
+        self._world, self._holders, self._server = world, roles.holders, server
         self._tags, self._trains = spec.tags, world.rank in roles.workers
-        self._pieces = split_evenly(weights.size, len(roles.hosts))
+        self._pieces = split_evenly(weights.size, len(roles.holders))
         self.bytes_sent, self._abandoned = 0, False
         if not self._trains:
             return
@@ -52,30 +60,30 @@ class RemoteCentre:
         self._scratch = np.empty(largest, weights.dtype)
 
     def report(self, report: WorkerReport) -> LedgerReply:
-        """Tell the ledger, and hear from it."""
+        """Report to the ledger, and get its totals."""
         self._requests[0].ask(REPORT, report, PushTerms())
         self._travel([0], [0])
         return self._replies[0].answered()
 
     def push_pull(self, report: WorkerReport, terms: PushTerms, port: WorkerPort) -> LedgerReply:
         """One exchange of this worker with the centre."""
-        told = self.report(report) if len(self._hosts) > 1 else None
-        if told is not None:
-            terms = terms._replace(scale=told.scale)
-        kind = MEET if told is None else TRADE
-        everywhere = range(len(self._hosts))
+        known = self.report(report) if len(self._holders) > 1 else None
+        if known is not None:
+            terms = terms._replace(scale=known.scale)
+        kind = EXCHANGE if known is None else EXCHANGE_SHARD
+        everywhere = range(len(self._holders))
         filled = [self._fill(at, kind, report, terms, port) for at in everywhere]
         self._travel(everywhere, filled)
-        news = told or self._replies[0].answered()
-        if report.pull or not news.scale:
+        reply = known or self._replies[0].answered()
+        if report.pull or not reply.scale:
             for at in everywhere:
                 self._take(at, port)
-        return news
+        return reply
 
     def _fill(
         self, at: int, kind: int, report: WorkerReport, terms: PushTerms, port: WorkerPort
     ) -> int:
-        """Write the request to one host; how many bytes of payload it has."""
+        """Write the request to one server; how many bytes of payload it has."""
         request, codecs, piece = self._requests[at], self._codecs[at], self._pieces[at]
         request.ask(kind, report, terms)
         if not report.push:
@@ -91,7 +99,7 @@ class RemoteCentre:
         return codecs.nbytes
 
     def _take(self, at: int, port: WorkerPort) -> None:
-        """Hand one host's answer to the worker."""
+        """Hand one server's reply to the worker."""
         reply, codecs, piece = self._replies[at], self._codecs[at], self._pieces[at]
         self.bytes_sent += codecs.nbytes
         if codecs.codec is None:
@@ -102,31 +110,31 @@ class RemoteCentre:
             port.accept_reply(piece, got)
 
     def read_into(self, out: Vector) -> None:
-        """Copy the centre as it is now, each host's piece whole."""
-        everywhere = range(len(self._hosts))
+        """Copy the centre as it is now, each shard whole."""
+        everywhere = range(len(self._holders))
         for at in everywhere:
-            self._requests[at].ask(LOOK, WorkerReport(), PushTerms())
-        self._travel(everywhere, [0] * len(self._hosts))
+            self._requests[at].ask(READ, WorkerReport(), PushTerms())
+        self._travel(everywhere, [0] * len(self._holders))
         for at, piece in enumerate(self._pieces):
             out[piece] = self._replies[at].vector(piece.stop - piece.start, out.dtype)
 
     def save(self, number: int) -> None:
-        """Let every host keep its piece; nobody else asks for anything now."""
+        """Let every server save its shard; nobody else asks for anything now."""
         if self._world.rank != 0:  # it leads
             return
-        everywhere = range(len(self._hosts))
+        everywhere = range(len(self._holders))
         for at in everywhere:
             self._requests[at].ask(SAVE, WorkerReport(samples=number), PushTerms())
-        self._travel(everywhere, [0] * len(self._hosts))
+        self._travel(everywhere, [0] * len(self._holders))
 
     def on_save(self, keep: Keep) -> None:
-        """What the host of this rank, if it is one, is asked to keep goes there."""
+        """What the server of this rank, if it has one, is asked to save goes there."""
         if self._server is not None:
             self._server.keep = keep
 
     @property
     def residuals(self) -> State:
-        """What rounding has still to bring to the hosts."""
+        """What rounding has still to bring to the servers."""
         if not self._trains:
             return {}
         errors = ((at, codecs.push) for at, codecs in enumerate(self._codecs))
@@ -135,9 +143,9 @@ class RemoteCentre:
     def sign_off(self, quit: bool = False) -> None:
         """This worker will not ask again."""
         pending = []
-        for host, request in zip(self._hosts, self._requests, strict=True):
-            request.ask(FAREWELL, WorkerReport(quit=quit), PushTerms())
-            pending.append(self._world.isend(request.filled(0), host, self._tags[0]))
+        for holder, request in zip(self._holders, self._requests, strict=True):
+            request.ask(SIGN_OFF, WorkerReport(quit=quit), PushTerms())
+            pending.append(self._world.isend(request.filled(0), holder, self._tags[0]))
         self._wait_for(pending)
 
     def abandon(self) -> None:
@@ -152,22 +160,22 @@ class RemoteCentre:
             self._server.join()
             if self._server.quit:
                 raise Interrupted("the workers have saved, and left")
-        for host, piece in zip(self._hosts, self._pieces, strict=True):
-            if host == self._world.rank and self._server is not None:
+        for holder, piece in zip(self._holders, self._pieces, strict=True):
+            if holder == self._world.rank and self._server is not None:
                 out[piece] = self._server.centre
-            self._world.broadcast(out[piece], root=host)
+            self._world.broadcast(out[piece], root=holder)
 
-    def _travel(self, hosts: Sequence[int], filled: Sequence[int]) -> None:
+    def _travel(self, places: Sequence[int], filled: Sequence[int]) -> None:
         """Send the requests and wait for the replies, for which receives are posted before."""
         pending: list[Pending] = []
-        for at in hosts:
+        for at in places:
             pending.append(
-                self._world.irecv(self._replies[at].room, self._hosts[at], self._tags[1])
+                self._world.irecv(self._replies[at].room, self._holders[at], self._tags[1])
             )
-        for at, nbytes in zip(hosts, filled, strict=True):
+        for at, nbytes in zip(places, filled, strict=True):
             sent = self._requests[at].filled(nbytes)
             self.bytes_sent += sent.nbytes
-            pending.append(self._world.isend(sent, self._hosts[at], self._tags[0]))
+            pending.append(self._world.isend(sent, self._holders[at], self._tags[0]))
         self._wait_for(pending)
 
     def _wait_for(self, pending: Sequence[Pending]) -> None:

@@ -14,22 +14,22 @@ class Roles:
     """Who does what in a run with a centre."""
 
     workers: tuple[int, ...]
-    hosts: tuple[int, ...]
+    holders: tuple[int, ...]
     """Ranks that hold a piece of the centre each; none if it lies in the memory of the node."""
     reason: str
 
     def describe(self) -> str:
         """For the user: what was chosen, and why."""
-        if not self.hosts:
+        if not self.holders:
             return f"the centre lies in the node's memory ({self.reason})"
-        if self.hosts == self.workers:
+        if self.holders == self.workers:
             return f"each worker holds a piece of the centre ({self.reason})"
-        servers = f"server{'s' * (len(self.hosts) > 1)} {', '.join(map(str, self.hosts))}"
+        servers = f"server{'s' * (len(self.holders) > 1)} {', '.join(map(str, self.holders))}"
         return f"{len(self.workers)} workers, {servers} ({self.reason})"
 
 
 def assign_roles(world: World, servers: int | None) -> Roles:
-    """The roles for the wish of the user, or, without one, those that suit the nodes.
+    """The roles that the user asked for, or those that suit the nodes.
 
     All ranks ask together. Rank 0 always trains: it leads.
     """
@@ -45,8 +45,8 @@ def assign_roles(world: World, servers: int | None) -> Roles:
             f"exchange.servers is {servers} and there are {world.size} ranks, so none is left to "
             f"train; start {servers + 1} or more, or set exchange.servers=0 to lose none"
         )
-    hosts = tuple(sorted(_spread(nodes)[:servers]))
-    return Roles(tuple(rank for rank in everyone if rank not in hosts), hosts, reason)
+    holders = tuple(sorted(_spread(nodes)[:servers]))
+    return Roles(tuple(rank for rank in everyone if rank not in holders), holders, reason)
 
 
 def hosted_by_workers(world: World, reason: str) -> Roles:

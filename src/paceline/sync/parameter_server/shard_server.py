@@ -13,16 +13,16 @@ from paceline.errors import WorldError
 from paceline.rules import PushTerms
 from paceline.sync.parameter_server.codec_pair import CodecPair
 from paceline.sync.parameter_server.ledger import Ledger, LedgerReply, WorkerReport
-from paceline.sync.parameter_server.packets import FAREWELL, LOOK, MEET, REPORT, SAVE, Packet
+from paceline.sync.parameter_server.packets import EXCHANGE, READ, REPORT, SAVE, SIGN_OFF, Packet
 from paceline.sync.parameter_server.spec import CentreSpec
 from paceline.sync.saved import Keep, pack
 
 _LOOK_EVERY_S = 0.002
-"""How often a host that nobody asks looks for requests: 1 to 2 % of a core."""
+"""How often an idle server polls for requests: 1 to 2 % of a core."""
 
 
 class ShardServer:
-    """Answers the workers' requests in a thread of its own until each has said farewell.
+    """Answers the workers' requests in a thread of its own until each has signed off.
 
     A receive is posted for every worker before it can ask; a worker asks again only when it has its
     answer, so one buffer each way is enough. With nobody asking the thread sleeps.
@@ -41,10 +41,10 @@ class ShardServer:
         start = weights[piece]
         self.centre = start.copy()
         self.keep: Keep | None = None
-        """Called, in the host's thread, with what a checkpoint is to have of it; who asks to save
-        before it is set waits for it."""
+        """Called, in the server's thread, with its part of a checkpoint; requests to save that come
+        before it is set wait."""
         self.quit = False
-        """The workers said farewell since the run is to go on later."""
+        """The workers signed off because the run is to be resumed later."""
         self._world, self._spec, self._workers, self._tags = world, spec, workers, spec.tags
         self._state = spec.init_state(start)
         numbers = np.zeros(Ledger.size(len(workers)))
@@ -66,7 +66,7 @@ class ShardServer:
         self._thread.start()
 
     def join(self) -> None:
-        """Wait until all workers have said farewell."""
+        """Wait until all workers have signed off."""
         while self._thread.is_alive():
             self._thread.join(0.1)
 
@@ -113,18 +113,18 @@ class ShardServer:
 
     def _answer(self, worker: int) -> Pending | None:
         kind, report, terms = self._requests[worker].asked()
-        if kind == FAREWELL:
+        if kind == SIGN_OFF:
             self._expected[worker] = None
             self.quit = self.quit or bool(report.quit)
             return None
         reply, filled = self._replies[worker], 0
-        if kind in (REPORT, MEET):
-            news = self._ledger.enter(worker, report, self._spec.staleness_weight)
-            terms = terms._replace(scale=news.scale)
-            reply.answer(news)
+        if kind in (REPORT, EXCHANGE):
+            entered = self._ledger.enter(worker, report, self._spec.staleness_weight)
+            terms = terms._replace(scale=entered.scale)
+            reply.answer(entered)
         else:
             reply.answer(LedgerReply(scale=terms.scale))
-        if kind == LOOK:
+        if kind == READ:
             reply.vector(self.centre.size, self.centre.dtype)[:] = self.centre
             filled = self.centre.nbytes
         elif kind == SAVE:

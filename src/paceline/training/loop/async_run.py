@@ -43,20 +43,20 @@ class EpochCount:
     def __init__(self, epochs: int, samples: int) -> None:
         self._epochs, self._size = epochs, samples
         self._recorded = 0
-        self._samples = self._loss = self._left_out = 0.0
+        self._samples = self._loss = self._without_loss = 0.0
         self._since = perf_counter()
 
     def snapshot(self) -> dict[str, float]:
         """What has been recorded so far."""
         since = perf_counter() - self._since
-        counts = {"samples": self._samples, "loss": self._loss, "left_out": self._left_out}
+        counts = {"samples": self._samples, "loss": self._loss, "without_loss": self._without_loss}
         return {"recorded": self._recorded, **counts, "since": since}
 
     def restore(self, saved: dict[str, float]) -> None:
         """Go on from what `snapshot` gave."""
         self._recorded = int(saved["recorded"])
         self._samples, self._loss = saved["samples"], saved["loss"]
-        self._left_out = saved["left_out"]
+        self._without_loss = saved["without_loss"]
         self._since = perf_counter() - saved["since"]
 
     def ended(self, reply: LedgerReply, most: int | None = None) -> list[int]:
@@ -75,15 +75,15 @@ class EpochCount:
 
         The mean is that of all samples since the last time which had a loss.
         """
-        fresh, left_out = reply.samples - self._samples, reply.left_out - self._left_out
-        mean = (reply.loss - self._loss) / (fresh - left_out) if fresh > left_out else None
-        part_left_out = left_out / fresh if fresh else 0.0
+        fresh, without_loss = reply.samples - self._samples, reply.without_loss - self._without_loss
+        mean = (reply.loss - self._loss) / (fresh - without_loss) if fresh > without_loss else None
+        part_without_loss = without_loss / fresh if fresh else 0.0
         edges = [min(reply.samples, epoch * self._size) for epoch in (epochs[0] - 1, *epochs)]
         now = perf_counter()
         seconds, self._since = (now - self._since) / len(epochs), now
         taken = edges[-1] - self._samples
-        self._left_out += part_left_out * taken
-        self._loss += (mean or 0.0) * (1.0 - part_left_out) * taken
+        self._without_loss += part_without_loss * taken
+        self._loss += (mean or 0.0) * (1.0 - part_without_loss) * taken
         self._samples = edges[-1]
         self._recorded = epochs[-1]
         return [(int(last - first), mean, seconds) for first, last in pairwise(edges)]

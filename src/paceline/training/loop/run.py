@@ -93,7 +93,7 @@ class TrainingRun(ABC):
         """Facts about the run that a resumed one needs, or must match."""
         exchange, clock = self.exchange, self.clock
         asynchronous = exchange.as_asynchronous()
-        servers = [] if asynchronous is None else list(asynchronous.roles.hosts) or [0]
+        servers = [] if asynchronous is None else list(asynchronous.roles.holders) or [0]
         return {
             "step": clock.step,
             "epoch": clock.epoch,

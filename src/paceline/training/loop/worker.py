@@ -185,7 +185,7 @@ class Worker:
         data = self.config.data
         return granted_batches(
             self._state.data.train,
-            exchange.tickets,
+            exchange.grants,
             workers=self._state.numbered_for,
             batch_size=self._state.batch_size,
             seed=self.config.seed,

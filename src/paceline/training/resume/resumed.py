@@ -28,7 +28,7 @@ from paceline.data import EpochRemainder
 from paceline.errors import CheckpointError, PacelineError
 from paceline.sync.saved import SavedCentre, unpack
 from paceline.training.loop.position import EpochPosition
-from paceline.training.resume.contents import check_common, check_facts, check_own, check_server
+from paceline.training.resume.part_checks import check_common, check_facts, check_own, check_server
 
 FOLDER = "checkpoints"
 _log = logging.getLogger("paceline.training")
@@ -119,7 +119,7 @@ class Resumed:
             return self._join_centre([self._read_server(rank) for rank in servers])
 
     def _join_centre(self, parts: list[Tree]) -> SavedCentre:
-        in_hand = self.everybody(lambda part: part["exchange"]["tickets"])
+        in_hand = self.everybody(lambda part: part["exchange"]["grants"])
         saved = unpack(parts, [number for numbers in in_hand for number in numbers])
         if saved.centre.size not in (0, self.common["parameters"].size):
             raise ValueError(
@@ -128,7 +128,7 @@ class Resumed:
             )
         if not self.same_ranks:  # no worker will report what the old ones had not yet
             unreported = self.everybody(lambda part: part["exchange"])
-            for name in ("samples", "loss", "left_out"):
+            for name in ("samples", "loss", "without_loss"):
                 saved.ledger[name] += sum(worker[name] for worker in unreported)
         return saved
 

@@ -12,7 +12,7 @@ from paceline.frameworks.random_state import (
     seed_generators,
 )
 from paceline.frameworks.replica import Replica, WithStateNames
-from paceline.training.resume.contents import copy_into
+from paceline.training.resume.part_checks import copy_into
 from paceline.training.resume.resumed import Resumed
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from paceline.observe import Stopwatch, read_events
 from paceline.rules import EASGD, Downpour, Gossip
 from paceline.sync.make import make_exchange
 from paceline.sync.parameter_server.node_centre import NodeCentre
-from paceline.sync.parameter_server.packets import MEET, TRADE
+from paceline.sync.parameter_server.packets import EXCHANGE, EXCHANGE_SHARD
 from paceline.sync.parameter_server.shard_server import ShardServer
 from paceline.sync.parameter_server.worker_port import BufferedPort
 from paceline.sync.settings import ExchangeContext, ExchangeSettings
@@ -383,7 +383,7 @@ def test_an_exchange_under_way_ends_with_the_rank_that_gives_up(monkeypatch, nod
 
     def silent(self, worker):
         kind = self._requests[worker].asked()[0]
-        return None if kind in (MEET, TRADE) else answer(self, worker)
+        return None if kind in (EXCHANGE, EXCHANGE_SHARD) else answer(self, worker)
 
     monkeypatch.setattr(ShardServer, "_answer", silent)
 

@@ -38,7 +38,7 @@ def roles_on(nodes, servers):
 )
 def test_roles(nodes, servers, workers, hosts, words):
     roles = roles_on(nodes, servers)
-    assert (roles.workers, roles.hosts) == (workers, hosts)
+    assert (roles.workers, roles.holders) == (workers, hosts)
     assert words in roles.describe()
 
 

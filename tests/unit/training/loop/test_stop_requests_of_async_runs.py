@@ -82,7 +82,7 @@ def test_rank_0_steps_between_the_records_of_many_short_epochs(tmp_path):
 
 def test_rejected_samples_have_no_part_in_the_mean():
     count = EpochCount(epochs=4, samples=100)
-    news = LedgerReply(samples=200, loss=300.0, left_out=50)
+    news = LedgerReply(samples=200, loss=300.0, without_loss=50)
     assert [part[:2] for part in count.take(news, [1])] == [(100, 2.0)]
     assert [part[:2] for part in count.take(news, [2])] == [(100, pytest.approx(2.0))]
-    assert count.take(LedgerReply(samples=300, loss=300.0, left_out=150), [3])[0][1] is None
+    assert count.take(LedgerReply(samples=300, loss=300.0, without_loss=150), [3])[0][1] is None

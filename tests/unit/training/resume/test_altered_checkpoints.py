@@ -84,7 +84,7 @@ CASES: list[tuple[str, str, Any, str]] = [
     ("bsp", "rank-0.worker.time", {}, "rank-0.worker.time has no compute"),
     ("bsp", "rank-0.exchange", [], "rank-0.exchange is"),
     ("easgd", "rank-1.exchange.steps", "two", "rank-1.exchange.steps is 'two'"),
-    ("easgd", "rank-1.exchange.tickets", [0.5], "rank-1.exchange.tickets.0 is 0.5"),
+    ("easgd", "rank-1.exchange.grants", [0.5], "rank-1.exchange.grants.0 is 0.5"),
     ("easgd", "server-0.ledger.samples", None, "server-0.ledger.samples is None"),
     ("easgd", "server-0.centre", np.zeros(1, np.float32), "the centre has 1 numbers"),
     ("easgd", "common.run.count", {}, "common.run.count has no recorded"),

@@ -96,9 +96,9 @@ OWN = {
 EXCHANGE = {
     **dict.fromkeys(("steps", "steps_taken", "rounds_taken", "exchanges", "refused"), COUNT),
     **dict.fromkeys(("since_push",), COUNT),
-    **dict.fromkeys(("samples", "left_out", "weight"), AMOUNT),
+    **dict.fromkeys(("samples", "without_loss", "weight"), AMOUNT),
     **dict.fromkeys(("loss", "seconds"), NUMBER),
-    "tickets": [COUNT],
+    "grants": [COUNT],
     "staleness": [[COUNT]],
     "deferred": _or_none(Kind("two flags", lambda v: isinstance(v, list) and len(v) == 2)),
 }
@@ -106,7 +106,7 @@ EXCHANGE = {
 SERVER = {
     "centre": VECTOR,
     "state": NAMED,
-    "ledger": dict.fromkeys(("samples", "loss", "left_out", "updates", "dealt"), NUMBER),
+    "ledger": dict.fromkeys(("samples", "loss", "without_loss", "updates", "granted"), NUMBER),
     "waiting": [COUNT],
 }
 
@@ -167,7 +167,7 @@ def check_common(common: Tree, facts: Tree) -> None:
 
 
 _TRAINED = {"samples": COUNT, "train_loss": _or_none(NUMBER), "seconds": NUMBER, "stopped": FLAG}
-_EPOCH_SUMS = ("samples", "loss", "left_out", "since")
+_EPOCH_SUMS = ("samples", "loss", "without_loss", "since")
 
 
 def check_own(name: str, own: Tree) -> None:
