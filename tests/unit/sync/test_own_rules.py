@@ -122,13 +122,13 @@ def test_a_formula_of_bsp_that_is_broken_is_seen_on_both_paths(tmp_path, monkeyp
 
 
 def test_what_is_no_rule_is_refused_by_name(tmp_path):
-    path = tmp_path / "mine.py"
+    path = tmp_path / "not_quite_rules.py"  # no other test has a module of this name
     path.write_text(
         "from paceline.rules import WeightRule\n"
         "class Plain(WeightRule):\n    every = 2\n"
         "def function():\n    pass\n"
     )
-    with pytest.raises(ConfigError, match=r"mine.py:Plain is no dataclass; decorate it"):
+    with pytest.raises(ConfigError, match=r"rules.py:Plain is no dataclass; decorate it"):
         make_rule(f"{path}:Plain")
-    with pytest.raises(ConfigError, match=r"mine.py:function is no rule: derive a class"):
+    with pytest.raises(ConfigError, match=r"rules.py:function is no rule: derive a class"):
         make_rule(f"{path}:function")
