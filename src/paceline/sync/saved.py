@@ -69,3 +69,18 @@ def unpack(shards: Sequence[dict[str, Any]], in_hand: Sequence[int]) -> SavedCen
         ledger=first["ledger"],
         again=tuple(sorted([*first["waiting"], *in_hand])),
     )
+
+
+def saved_common_weights(exchange: dict[str, Any]) -> Vector | None:
+    """The rule's common weights in what an exchange saved; None: the replica's own.
+
+    >>> saved_common_weights({"state": {"centre": np.ones(1)}, "common_weights": "centre"})
+    array([1.])
+    """
+    common = exchange.get("common_weights")
+    if isinstance(common, str):
+        state: State = exchange["state"] or {}
+        if common not in state:
+            raise ValueError(f"the state has no {common}")
+        return state[common]
+    return common

@@ -1,5 +1,6 @@
 """Rules of a user: trained, checkpointed, resumed and exported as ours are."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +13,6 @@ from paceline.comm import run_world
 from paceline.errors import ConfigError, Interrupted
 from paceline.frameworks.model_files import read_model
 from paceline.rules import BSP, GradientRule, Vector, make_rule
-from paceline.sync.synchronous.gradients import GradientExchange
-from paceline.sync.synchronous.shared import SharedParametersExchange
 from paceline.training.resume.export import export_model
 from paceline.training.trainer import Trainer
 
@@ -82,6 +81,39 @@ def test_a_run_is_resumed_and_exported(tmp_path, name):
     assert read_model(tmp_path / "model.safetensors").values == 4
 
 
+def test_exporting_a_checkpoint_runs_no_code_that_it_names(tmp_path):
+    """A run directory may come from elsewhere, with a file beside it."""
+    path, ran = tmp_path / "rule_of_a_stranger.py", tmp_path / "ran"
+    path.write_text((EXAMPLES / "own_rules.py").read_text())
+    rule = make_rule({"name": f"{path}:SlowMo", "every": 2})  # once: ranks are threads here
+
+    class Interrupting(paceline.Callback):
+        def on_batch_end(self, trainer, step, logs):
+            if step == 5:
+                trainer.interrupt()
+
+    centres = []
+
+    def program(world):
+        trainer = Trainer(
+            build, data(), world=world, rule=rule, epochs=2,
+            loss="mse", progress="off", data={"batch_size": 6}, run_dir=str(tmp_path / "run"),
+            callbacks=[Interrupting()],
+        )  # fmt: skip
+        with pytest.raises(Interrupted):
+            trainer.fit()
+        centres.append(trainer._exchange.common_weights().copy())
+
+    run_world(2, program)
+    del sys.modules["rule_of_a_stranger"]
+    path.write_text(f"import pathlib; pathlib.Path({str(ran)!r}).touch()\n")
+    export_model(tmp_path / "run", tmp_path / "model.npz", None, False, print)
+    assert not ran.exists()
+    with np.load(tmp_path / "model.npz") as exported:
+        values = np.concatenate([exported[name].ravel() for name in ("weight", "bias")])
+    assert np.isin(values, centres[0]).all()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Doubled(GradientRule):
     """A formula that is wrong on purpose, without a faster way of its own."""
@@ -102,13 +134,14 @@ def test_both_paths_of_gradients_use_the_rules_formulas(tmp_path, share):
     assert weights(doubled.model) == pytest.approx(weights(plain.model), rel=1e-4)
 
 
-@pytest.mark.parametrize("kind", [SharedParametersExchange, GradientExchange])
-@pytest.mark.parametrize("method", ["contribute", "merge", "accumulate"])
-def test_a_formula_of_bsp_that_is_broken_is_seen_on_both_paths(tmp_path, monkeypatch, kind, method):
-    """`accumulate` is contribute and add in one: the path of messages adds by MPI."""
-    shared = kind is SharedParametersExchange
-    if (method == "accumulate") != shared and method != "merge":
-        pytest.skip("the shared-memory path accumulates, that of messages contributes")
+@pytest.mark.parametrize(
+    ("shared", "method"),
+    [(True, "accumulate"), (True, "merge"), (False, "contribute"), (False, "merge")],
+)
+def test_a_formula_of_bsp_that_is_broken_is_seen_on_both_paths(
+    tmp_path, monkeypatch, shared, method
+):
+    """`accumulate` is contribute and add in one; the path of messages adds in the all-reduce."""
     plain = fit(tmp_path, 2, "bsp", exchange={"share": shared})
     original = getattr(BSP, method)
 

@@ -104,6 +104,7 @@ class WeightExchange(Exchange):
         sums = enumerate(self._sums or ())
         return {
             "state": None if self._state is None else copy_vectors(self._state),
+            "common_weights": self._locate_common_weights(),
             "residuals": {str(at): copy_vectors(each.residuals) for at, each in sums},
             "gradients": self._gradients.snapshot() if self._gradients else {},
             "steps_taken": self._steps_taken,
@@ -171,6 +172,14 @@ class WeightExchange(Exchange):
             self._rule.merge(sent, outcome.weight, weights, state)
             self._model.accept_parameters()
         return outcome
+
+    def _locate_common_weights(self) -> str | Vector | None:
+        """Which vector of the state they are, or a copy; so nobody needs the rule to find them."""
+        common = self.common_weights()
+        if common is None:
+            return None
+        names = (name for name, vector in (self._state or {}).items() if vector is common)
+        return next(names, None) or common.copy()
 
     def _make_state(self) -> None:
         if not self._plain:

@@ -25,7 +25,7 @@ from paceline.frameworks.model_files import (
     item_bytes,
     read_model,
 )
-from paceline.rules import WeightRule, make_rule
+from paceline.sync.saved import saved_common_weights
 from paceline.training.resume.resumed import FOLDER, Resumed
 
 NEWEST = "newest"
@@ -174,20 +174,12 @@ def _parameters(resumed: Resumed) -> Vector:
         return parameters
     if resumed.centre is not None and resumed.centre.centre.size:
         return resumed.centre.centre
-    centre = _centre_of_weights(resumed.common["rule"], own["exchange"])
-    if centre is not None:
-        return centre
+    common = saved_common_weights(own["exchange"])
+    if common is not None:
+        return common
     if not any(everybody(lambda part: part["exchange"]["weight"])):
-        return parameters  # they have just met, and are equal: a mean might round
+        return parameters  # they have just exchanged, and are equal: a mean might round
     return resumed.parameters()
-
-
-def _centre_of_weights(spec: Tree, exchange: Tree) -> Vector | None:
-    """Where the rule has one that every worker knows."""
-    rule = make_rule(spec).resolve(lossy=False)
-    if not isinstance(rule, WeightRule) or exchange.get("state") is None:
-        return None
-    return rule.centre(exchange["state"])
 
 
 def _mean_buffers(buffers: Sequence[Vector]) -> Vector:

@@ -25,6 +25,10 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1
+
+
 def _or_none(kind: Kind) -> Kind:
     return Kind(f"{kind.words}, or none", lambda value: value is None or kind.fits(value))
 
@@ -42,7 +46,7 @@ AMOUNT = Kind("a number of 0 or more", lambda value: _is_number(value) and value
 FLAG = Kind("true or false", lambda value: isinstance(value, bool))
 TEXT = Kind("text", lambda value: isinstance(value, str) and bool(value))
 NAMED = Kind("named values", lambda value: isinstance(value, dict))
-VECTOR = Kind("a vector", lambda value: isinstance(value, np.ndarray) and value.ndim == 1)
+VECTOR = Kind("a vector", _is_vector)
 _TIME = {field.name: NUMBER for field in fields(TimeSplit)}
 _COUNTS = {"step": COUNT, "samples": COUNT, "samples_in_epoch": COUNT}
 
@@ -99,6 +103,9 @@ EXCHANGE = {
     **dict.fromkeys(("samples", "without_loss", "weight"), AMOUNT),
     **dict.fromkeys(("loss", "seconds"), NUMBER),
     "grants": [COUNT],
+    "common_weights": _or_none(
+        Kind("a name or a vector", lambda v: isinstance(v, str) or _is_vector(v))
+    ),
     "staleness": [[COUNT]],
     "deferred": _or_none(Kind("two flags", lambda v: isinstance(v, list) and len(v) == 2)),
 }

@@ -26,7 +26,6 @@ def snapshot_common(run: TrainingRun) -> Tree:
         "parameters": replica.parameters().copy(),
         "constants": replica.constants().copy(),
         "layout": [[e.name, list(e.shape), e.dtype, e.offset] for e in replica.layout.entries],
-        "rule": run.config.describe()["rule"],
         "remainder": {
             "size": remainder.size,
             "batch_size": remainder.batch_size,
