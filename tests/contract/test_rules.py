@@ -85,7 +85,7 @@ def is_synchronous(rule):
 
 
 def meet(rule, vectors, weights, start=None):
-    """Where workers end who went from `start` to these vectors and met once."""
+    """Where workers end who went from `start` to these vectors and exchanged once."""
     vectors = np.asarray(vectors, dtype=np.float64)
     start = np.zeros_like(vectors[0]) if start is None else start
     course = set_out(rule, start, len(vectors), weights, lr=1.0)
@@ -159,7 +159,7 @@ def test_one_worker_is_plain_training(rule):
 def test_the_mean_over_samples_is_the_invariant(rule):
     rng = np.random.default_rng(1)
     samples = rng.normal(size=(17, 5))  # a gradient per sample
-    parts = np.split(samples, [8, 9])  # dealt to three workers: 8, 1 and 8 samples
+    parts = np.split(samples, [8, 9])  # sharded to three workers: 8, 1 and 8 samples
     means = [part.mean(axis=0) for part in parts]
     merged = meet(rule, means, [len(part) / 8 for part in parts], start=np.ones(5))
     assert merged == pytest.approx(samples.mean(axis=0), rel=1e-12)

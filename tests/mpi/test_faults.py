@@ -57,7 +57,7 @@ APART = r"all ranks wait for each other \(rank 0 in \S+ \S+, rank 1 in \S+ \S+"
 BEARABLE = {
     "nan": "nan:rank=1,step=6",
     "disk-full": "disk-full:rank=1,step=9",
-    # It comes last: workers at their own pace may be done meanwhile.
+    # It comes last: asynchronous workers may be done meanwhile.
     "delay": "delay:rank=1,step=12",
 }
 """Faults that a run bears; one run, all of them."""
@@ -98,8 +98,8 @@ class Case:
 
 def borne(rule: str) -> list[Case]:
     """Faults that a run bears, on rank 1."""
-    # Workers at their own pace wait at the end alone: the run may be over before the watch tells
-    # that it moves again.
+    # Asynchronous workers wait at the end alone: the run may be over before the watch tells that
+    # it moves again.
     busy = MISSING.format(0, 1) + r"busy in told.py:\d+ \w+"
     busy += r"(.|\n)*moving again" if rule in IN_LOCKSTEP else ""
     rejected = r"\[rank 1\] warning: the loss is nan at step 6 on rank 1, .*: rejected"

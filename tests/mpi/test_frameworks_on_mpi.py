@@ -50,7 +50,7 @@ def test_a_synchronous_rule_takes_the_course_that_it_takes_in_numpy(
 
 @pytest.mark.parametrize("rule", tiny.FREE)
 @pytest.mark.parametrize("framework", ["numpy", *OTHERS])
-def test_a_free_rule_arrives(resident, tmp_path, framework, rule):
+def test_an_asynchronous_rule_arrives(resident, tmp_path, framework, rule):
     """From a loss of 1.3. They come to 0.3, as the synchronous ones; gossip to 0.6 where one rank
     has made all steps but a few."""
     assert train(resident, tmp_path, framework, rule)["val_losses"][-1] < 0.8

@@ -245,7 +245,7 @@ def test_folders_of_launchers_whom_nobody_cleared_up_after_go_later():
     assert not folder.exists()
 
 
-def test_the_undertaker_of_a_launcher_that_ends_touches_nothing(tmp_path):
+def test_the_reaper_of_a_launcher_that_ends_touches_nothing(tmp_path):
     from paceline.runtime.reaper import reaper_beside
 
     marker = f"marker-{uuid.uuid4().hex}"

@@ -46,7 +46,7 @@ def test_a_run_that_another_start_resumes_equals_it_too(resident, own_job, tmp_p
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_workers_at_their_own_pace_go_on(resident, tmp_path, name):
+def test_asynchronous_workers_go_on(resident, tmp_path, name):
     """Each checkpoint waits for a step of rank 1, so it makes some, however slow it is."""
     rule, exchange, ranks = FREE[name]
     interrupt(resident, ranks, tmp_path, rule, exchange, "sgd", stop_after=6, epochs=3)

@@ -39,7 +39,7 @@ class Course:
 
 
 class GradientCourse(Course):
-    """Before each step all meet about their gradients."""
+    """Before each step all exchange their gradients."""
 
     def turn(self, gradient, order=None):
         sent = [np.full_like(replica, np.nan) for replica in self.replicas]
@@ -52,7 +52,7 @@ class GradientCourse(Course):
 
 
 class WeightCourse(Course):
-    """When their period is over, all meet about their weights."""
+    """When their period is over, all exchange their weights."""
 
     def __init__(self, rule, start, workers, weights, lr):
         super().__init__(rule, start, workers, weights, lr)
@@ -90,7 +90,7 @@ class WeightCourse(Course):
 
 
 class CentreCourse(Course):
-    """After a step, its worker alone meets the centre, piece by piece."""
+    """After a step, its worker alone exchanges with the centre, piece by piece."""
 
     def __init__(self, rule, start, workers, weights, lr, pieces=1):
         super().__init__(rule, start, workers, weights, lr)

@@ -20,13 +20,13 @@ SYNCHRONOUS = {
     "synchronous easgd": {"name": "easgd", "every": 2, "synchronous": True},
     "synchronous downpour": {"name": "downpour", "synchronous": True},
 }
-"""Ranks meet in the same steps: each course can be told in advance."""
+"""Ranks exchange in the same steps: each course can be told in advance."""
 FREE = {
     "easgd": {"name": "easgd", "every": 2},
     "downpour": {"name": "downpour", "push_every": 2, "pull_every": 2, "staleness": "agn"},
     "gossip": {"name": "gossip", "probability": 0.5},
 }
-"""Ranks go at their own pace: no two courses are alike, but each must arrive."""
+"""Ranks are asynchronous: no two courses are alike, but each must arrive."""
 RULES = SYNCHRONOUS | FREE
 
 

@@ -6,14 +6,13 @@ import json
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from safetensors.numpy import load_file
 
-from paceline.checkpoint.tree import Tree
 from paceline.core.files import synced_draft
 from paceline.core.regular_files import open_regular
 from paceline.core.safetensors import CHUNK_BYTES, Array
+from paceline.core.trees import Tree
 
 
 def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> Tree:
@@ -27,7 +26,7 @@ def write_file(path: Path, chunks: Iterable[bytes | memoryview]) -> Tree:
     return {"bytes": size, "crc32": f"{checksum:08x}"}
 
 
-def parse(path: Path) -> Any:
+def parse(path: Path) -> object:
     """The JSON in a file, or a ValueError."""
 
     def refuse(constant: str) -> None:

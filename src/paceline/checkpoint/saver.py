@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.checkpoint.store import Store
-from paceline.checkpoint.tree import Tree
 from paceline.core.quantities import Period
+from paceline.core.trees import Tree
 from paceline.errors import OutputError
 
 _NICENESS = 10
@@ -77,16 +77,16 @@ class Saver:
         """Begin one on the leading rank, when the last is done; None if it cannot be written."""
         self._wait()
         self._problem = None
-        self._do(self._store.begin, name_of(step))
+        self._do(name_of(step), self._store.begin)
         return step if self._problem is None else None
 
     def add(self, number: int, part: str, tree: Tree) -> None:
         """Write a part of it, in the thread."""
-        self._submit(self._store.write, name_of(number), part, tree)
+        self._submit(name_of(number), lambda name: self._store.write(name, part, tree))
 
     def commit(self, number: int, parts: Sequence[str], facts: Tree) -> None:
         """Make it a checkpoint, in the thread, when all parts are on disk."""
-        self._submit(self._store.commit, name_of(number), parts, facts)
+        self._submit(name_of(number), lambda name: self._store.commit(name, parts, facts))
 
     def finish(self) -> OutputError | None:
         """Wait until everything is on disk; returns what went wrong with the last one."""
@@ -98,13 +98,13 @@ class Saver:
         self._wait()
         self._thread.shutdown()
 
-    def _submit(self, action: Callable[..., None], name: str, *details: Any) -> None:
-        self._under_way.append(self._thread.submit(self._do, action, name, *details))
+    def _submit(self, name: str, action: Callable[[str], None]) -> None:
+        self._under_way.append(self._thread.submit(self._do, name, action))
 
-    def _do(self, action: Callable[..., None], name: str, *details: Any) -> None:
+    def _do(self, name: str, action: Callable[[str], None]) -> None:
         """Report a checkpoint that cannot be written, once."""
         try:
-            action(name, *details)
+            action(name)
         except OutputError as error:
             if self._reported != name:
                 self._report(str(error))

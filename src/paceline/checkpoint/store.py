@@ -21,12 +21,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from paceline.checkpoint.files import check_length, load_arrays, parse, verify, write_file
-from paceline.checkpoint.tree import Tree, join, split
+from paceline.checkpoint.tree import join, split
 from paceline.core.files import render_json, sync_folder
 from paceline.core.safetensors import Tensor, safetensors_chunks
+from paceline.core.trees import Tree
 from paceline.errors import CheckpointError, OutputError
 
 FORMAT = 2
@@ -303,7 +303,10 @@ def _measure(draft: Path, part: str) -> Iterator[tuple[str, Tree]]:
     path, arrays = draft / f"{part}.json", draft / f"{part}.safetensors"
     data = path.read_bytes()
     try:
-        record = parse(path)["arrays"]
+        document = parse(path)
+        if not isinstance(document, dict):
+            raise ValueError(f"{path.name} is no dict")
+        record = document["arrays"]
         _check_record(arrays.name, record)
         check_length(arrays, record)
     except (ValueError, TypeError, KeyError) as error:
@@ -336,7 +339,7 @@ def _read_manifest(place: Path) -> Tree:
     return manifest
 
 
-def _check_record(file: str, record: Any) -> None:
+def _check_record(file: str, record: object) -> None:
     fits = (
         isinstance(record, dict)
         and type(record.get("bytes")) is int

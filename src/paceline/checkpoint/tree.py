@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from paceline.core.safetensors import DTYPES, Array
+from paceline.core.trees import Tree
 
-Tree = dict[str, Any]
-"""Nested dicts with str keys. Leaves are numpy arrays, None, bool, int, float, str, or lists."""
+T = TypeVar("T")
 
 
-class Saved(Protocol):
+class Saved(Protocol[T]):
     """Something that is a part of a checkpoint by itself."""
 
-    def snapshot(self) -> Any:
+    def snapshot(self) -> T:
         """A tree, or a value that a tree can hold; arrays in it are copies."""
 
-    def restore(self, saved: Any) -> None:
+    def restore(self, saved: T) -> None:
         """Go on from what `snapshot` gave."""
 
 
@@ -36,7 +36,7 @@ class TreeError(TypeError):
     """A value that a tree cannot hold."""
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> object:
     """The value with Python's own numbers for numpy's scalars and lists for tuples.
 
     >>> as_plain({"best": np.float64(0.5), "seen": (np.int64(3), None)})
@@ -49,7 +49,7 @@ def as_plain(value: Any) -> Any:
     return [as_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def split(tree: Tree) -> tuple[dict[str, Array], Any]:
+def split(tree: Tree) -> tuple[dict[str, Array], object]:
     """The arrays by their paths, and the rest as strict JSON with a mark in each array's place.
 
     >>> split({"w": np.zeros(2), "loss": math.inf})
@@ -61,7 +61,7 @@ def split(tree: Tree) -> tuple[dict[str, Array], Any]:
     return arrays, _encode(tree, (), arrays)
 
 
-def join(arrays: Mapping[str, Array], values: Any) -> Tree:
+def join(arrays: Mapping[str, Array], values: object) -> Tree:
     """The tree that was split into these; a ValueError says why they cannot come from one.
 
     >>> join({}, {"loss": {"$float": "inf"}})
@@ -76,43 +76,42 @@ def join(arrays: Mapping[str, Array], values: Any) -> Tree:
     return tree
 
 
-def _encode(value: Any, path: tuple[str, ...], arrays: dict[str, Array]) -> Any:
+def _encode(value: object, path: tuple[str, ...], arrays: dict[str, Array]) -> object:
     # Types are compared exactly: np.float64 is a float and an enum may be an int, but neither
     # would come back as what it was.
     if len(path) > MAX_DEPTH:
         raise TreeError(f"the tree is deeper than {MAX_DEPTH} levels")
-    kind = type(value)
-    if kind is dict:
+    if type(value) is dict:
         for key in value:
             if type(key) is not str:
                 raise TreeError(f"the key {key!r} at {_join_path(path)!r} is not a str")
         return {
             _encode_key(key): _encode(item, (*path, key), arrays) for key, item in value.items()
         }
-    if kind is list:
+    if type(value) is list:
         return [_encode(item, (*path, str(i)), arrays) for i, item in enumerate(value)]
-    if kind is np.ndarray or kind is np.memmap:
+    if type(value) is np.ndarray or type(value) is np.memmap:
         if value.dtype.name not in DTYPES:
             raise TreeError(
                 f"{_join_path(path)!r} has dtype {value.dtype}, expected one of {', '.join(DTYPES)}"
             )
         arrays[_join_path(path)] = value
         return {"$array": _join_path(path)}
-    if kind is float and not math.isfinite(value):
+    if type(value) is float and not math.isfinite(value):
         return {"$float": str(value)}
-    if kind is int and value.bit_length() > MAX_PLAIN_BITS:
+    if type(value) is int and value.bit_length() > MAX_PLAIN_BITS:
         return {"$int": hex(value)}
-    if kind is str and SURROGATE.search(value):
+    if type(value) is str and SURROGATE.search(value):
         return {"$str": _escape(value)}
-    if value is not None and kind not in (bool, int, float, str):
+    if value is not None and type(value) not in (bool, int, float, str):
         raise TreeError(
-            f"{_join_path(path)!r} is a {kind.__name__}, which a tree cannot hold; make it an "
-            "array or a plain Python value"
+            f"{_join_path(path)!r} is a {type(value).__name__}, which a tree cannot hold; make it "
+            "an array or a plain Python value"
         )
     return value
 
 
-def _decode(value: Any, left: dict[str, Array], depth: int) -> Any:
+def _decode(value: object, left: dict[str, Array], depth: int) -> object:
     if depth > MAX_DEPTH:
         raise ValueError(f"the values are deeper than {MAX_DEPTH} levels")
     if isinstance(value, list):
@@ -126,7 +125,7 @@ def _decode(value: Any, left: dict[str, Array], depth: int) -> Any:
     return {_decode_key(key): _decode(item, left, depth + 1) for key, item in value.items()}
 
 
-def _decode_mark(mark: str, text: Any, left: dict[str, Array]) -> Any:
+def _decode_mark(mark: str, text: object, left: dict[str, Array]) -> object:
     if not isinstance(text, str):
         raise ValueError(f"{mark} stands before a {type(text).__name__}, expected a str")
     if mark == "$array":

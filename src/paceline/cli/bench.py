@@ -6,7 +6,6 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from paceline.tools.bench import BENCHES, Bench
 from paceline.tools.bench.machine import describe_machine
@@ -15,7 +14,7 @@ from paceline.tools.bench.rows import Row, check_plot, plot_rows, render_table, 
 from paceline.training.run_dir import check_writable
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "bench",
         description="Measure Paceline and its peers, in turn in one run on this machine; the best "

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from paceline.data.builtin import digits
 from paceline.data.builtin.mnist_files import FORMATS, list_of, read_mnist, write_files
 from paceline.errors import ConfigError
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "data",
         description="Write a data set as files of samples, and lists of them to train on.",

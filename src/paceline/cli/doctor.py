@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from paceline.cluster.detect import detect
 from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
@@ -21,7 +21,7 @@ from paceline.tools.doctor.diagnose import Question, diagnose
 from paceline.tools.doctor.page import Diagnosis, render_json, render_page
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "doctor",
         description="Look at Python, MPI, cores, memory, names, hosts and the scheduler, then "

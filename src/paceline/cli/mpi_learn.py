@@ -7,7 +7,7 @@ import ast
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.cli.rank_options import add_rank_options, read_rank_options
 from paceline.cluster.detect import detect
@@ -16,9 +16,16 @@ from paceline.launch.ranks import start_or_join
 from paceline.runtime.failure import fail
 from paceline.runtime.world import init
 
+if TYPE_CHECKING:
+    from paceline.mpi_learn import Algo, ModelBuilder
+    from paceline.mpi_learn.process import MPIProcess
+
 _BETA = 0.9
 
-_FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
+_Options = dict[str, Any]
+"""What argparse is told of a flag."""
+
+_FLAGS: tuple[tuple[str, _Options], ...] = (
     ("--tf", {"action": "store_true", "help": "Keras uses TensorFlow"}),
     ("--torch", {"action": "store_true", "help": "the model is a torch module"}),
     ("--model_weights", {"metavar": "FILE", "help": "initial weights of the model"}),
@@ -68,7 +75,7 @@ _FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
 )  # fmt: skip
 """Flags of MPIDriver.py that work as they did."""
 
-_NEEDLESS: dict[str, tuple[dict[str, Any], str]] = {
+_NEEDLESS: dict[str, tuple[_Options, str]] = {
     "--profile": ({"action": "store_true"}, "where time goes is in every run's summary"),
     "--monitor": ({"action": "store_true"}, "where time goes is in every run's summary"),
     "--trace": ({"action": "store_true"}, "every run writes its events to its run directory"),
@@ -82,7 +89,7 @@ _NEEDLESS: dict[str, tuple[dict[str, Any], str]] = {
 }
 """Flags that are accepted without effect, and why."""
 
-_REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+_REFUSED: dict[str, tuple[_Options, str]] = {
     "--processes": ({"type": int}, "a worker is one rank; start more ranks (-n)"),
     "--n-processes": ({"type": int}, "a worker is one rank; start more ranks (-n)"),
     "--master-only": ({"action": "store_true"}, "train with one process instead: -n 1"),
@@ -95,7 +102,7 @@ _REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 """Flags that are refused, and why."""
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "mpi-learn",
         description="Train MODEL on the HDF5 files that TRAIN_LIST names, by Downpour SGD or "
@@ -109,7 +116,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("val_data", metavar="VAL_LIST", nargs="?", help="list of validation files")
     add_rank_options(parser)
     for flag, options in _FLAGS:
-        usual = {} if "action" in options else {"metavar": flag.strip("-").upper()}
+        usual: _Options = {} if "action" in options else {"metavar": flag.strip("-").upper()}
         parser.add_argument(flag, **(usual | options))
     for flags, word in ((_NEEDLESS, "not needed"), (_REFUSED, "refused")):
         for flag, (options, why) in flags.items():
@@ -161,7 +168,7 @@ def _check_settings(args: argparse.Namespace) -> None:
                 sys.stderr.write(f"paceline: {flag} is not needed: {why}\n")
 
 
-def _make_algo(args: argparse.Namespace, workers: int) -> Any:
+def _make_algo(args: argparse.Namespace, workers: int) -> Algo:
     from paceline.mpi_learn import Algo
 
     elastic = args.easgd or args.mode == "easgd"
@@ -186,7 +193,7 @@ def _make_algo(args: argparse.Namespace, workers: int) -> Any:
     )
 
 
-def _read_params(text: str) -> dict[str, Any]:
+def _read_params(text: str) -> dict[str, object]:
     try:
         params = ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
@@ -196,7 +203,7 @@ def _read_params(text: str) -> dict[str, Any]:
     return params
 
 
-def _make_builder(args: argparse.Namespace) -> Any:
+def _make_builder(args: argparse.Namespace) -> ModelBuilder:
     from paceline.mpi_learn import ModelFromJson, ModelFromJsonTF, ModelPytorch
 
     if args.tf and args.torch:
@@ -252,7 +259,7 @@ def _run_manager(args: argparse.Namespace, ranks: int) -> None:
         _report(args, manager.process)
 
 
-def _report(args: argparse.Namespace, process: Any) -> None:
+def _report(args: argparse.Namespace, process: MPIProcess) -> None:
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
 
@@ -260,6 +267,7 @@ def _report(args: argparse.Namespace, process: Any) -> None:
     given = {key: value for key, value in vars(args).items() if key != "function"}
     process.record_details(name, meta={"args": given})
     result, width = process.result, read_width(os.environ)
+    assert result is not None, "it has been trained"
     terminal = has_terminal(os.environ, sys.stdout)
     render_final(result.history, sys.stdout, terminal, width, result.summary["ranks"])
     sys.stdout.write(f"run directory: {result.run_dir}\nhistory: {name}\n")

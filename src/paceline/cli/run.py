@@ -21,7 +21,7 @@ from paceline.runtime.torchrun.hook import bind_stores_to_loopback, set_default_
 from paceline.runtime.world import everyone
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "run",
         description="Start a Python script on N ranks over MPI. An exception on one rank ends all "
@@ -55,7 +55,7 @@ def _join(script: str, arguments: list[str]) -> int:
     return _run_script(script, arguments)
 
 
-def _rendezvous_by_mpi(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
+def _rendezvous_by_mpi(url: str, **settings: Any) -> Iterator[tuple[object, int, int]]:
     """Ranks of another launcher than ours have no MASTER_ADDR; MPI is started to agree on one."""
     from paceline.torch_backend.rendezvous import mpi_rendezvous
 

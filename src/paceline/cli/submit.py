@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from paceline.cli.inner_command import InnerCommand, after_separator, read_command
 from paceline.cluster.schedulers import SCHEDULERS
@@ -61,7 +60,7 @@ _LISTS: tuple[tuple[str, str, str, str], ...] = (
 )
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "submit",
         description="Write a job script, and submit it to the scheduler. Example: paceline submit "
@@ -72,7 +71,9 @@ def add_parser(commands: Any) -> None:
         _add_scheduler(schedulers, key, scheduler)
 
 
-def _add_scheduler(schedulers: Any, key: str, scheduler: Scheduler) -> None:
+def _add_scheduler(
+    schedulers: argparse._SubParsersAction[argparse.ArgumentParser], key: str, scheduler: Scheduler
+) -> None:
     one = schedulers.add_parser(
         key,
         help=f"by {scheduler.TITLE}",
@@ -158,7 +159,7 @@ def _read_request(args: argparse.Namespace, scheduler: Scheduler) -> tuple[JobRe
     return scheduler.fill_in(request, ask_scheduler), command.is_new
 
 
-def _options(args: argparse.Namespace) -> dict[str, Any]:
+def _options(args: argparse.Namespace) -> dict[str, object]:
     names = [name for name, *_ in (*_RESOURCES, *_LISTS)]
     options = {name: getattr(args, name) for name in names} | {"pe": getattr(args, "pe", None)}
     data = os.environ.get("PACELINE_DATA")
@@ -167,7 +168,7 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def _known(command: InnerCommand) -> dict[str, Any]:
+def _known(command: InnerCommand) -> dict[str, object]:
     return {
         "command": command.words,
         "run_dir": command.run_dir,

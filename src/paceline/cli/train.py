@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.cli.rank_options import add_rank_options, read_rank_options
 from paceline.errors import Interrupted
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.training.trainer import Result
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from paceline.config.flags import add_flags
 
     parser = commands.add_parser(

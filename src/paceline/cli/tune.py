@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.cli.inner_command import after_separator, parse_inner
 from paceline.cluster.cores import available_cores
@@ -28,7 +27,7 @@ from paceline.training.run_dir import check_writable
 _PASSED_ON = ("hosts", "hostfile", "launcher")
 
 
-def add_parser(commands: Any) -> None:
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "tune",
         description="Try a command on several numbers of ranks and threads, a few seconds each, "

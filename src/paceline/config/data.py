@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, field_validator
 
@@ -22,13 +22,13 @@ _DATA = Values("a data set by name, file or function; in Python also the data it
 class DataConfig(Section):
     """What is trained on."""
 
-    train: Annotated[Any, Flag("TRAIN"), _DATA] = None
+    train: Annotated[object, Flag("TRAIN"), _DATA] = None
     """Training data: `digits`, `mnist`, a file (`.h5`, `.npz`, `.npy`, `.parquet`, `.csv`,
     `.tar`), a list of files, a folder of images or `file.py:function` (default: for the model
     mnist, `mnist` if its folder is given, else `digits`).
 
     See [Data](#data) below."""
-    validation: Annotated[Any, Flag("VAL"), _DATA] = None
+    validation: Annotated[object, Flag("VAL"), _DATA] = None
     """Validation data, of the same kinds as TRAIN (default: none; for `digits` and `mnist`, their
     test images)."""
     batch_size: Annotated[int, Flag("--batch-size")] = Field(64, ge=1, le=MOST_SAMPLES)
@@ -41,6 +41,20 @@ class DataConfig(Section):
     """Draw a new order for every epoch, from `seed`, the same on all ranks.
 
     A stream keeps its own order."""
+    cost: Annotated[
+        object,
+        Flag("--cost"),
+        Values(
+            "`length`, a column, `{power: 2}` of the length; in Python also an array or function"
+        ),
+    ] = None
+    """What a sample costs: ranks get equal costs in each step instead of equal counts (default:
+    all samples cost the same).
+
+    See [data.md](data.md#samples-of-unequal-cost)."""
+    bucketing: float | None = Field(None, ge=0, le=1)
+    """With `cost`: how far a step consists of samples of similar cost, from 0 (random)
+    to 1 (sorted) (default: as far as equal costs need it)."""
     prefetch: int | None = Field(None, ge=0, le=MOST_READY)
     """Batches to prepare in the background (default: 2 per loader; 0 for arrays in memory)."""
     loaders: int = Field(1, ge=1, le=MOST_LOADERS)
@@ -56,7 +70,7 @@ class DataConfig(Section):
     """Copy at most this much to `cache_dir` (default: half of the free space there)."""
     dir: Annotated[str | None, Flag("--data-dir", "DIR"), Values("path")] = None
     """Folder with the full MNIST data set (default: `$PACELINE_DATA`, then the user's cache)."""
-    keys: Annotated[Any, Values("a pair; each a name, a list or a mapping of names")] = None
+    keys: Annotated[object, Values("a pair; each a name, a list or a mapping of names")] = None
     """Names of inputs and targets in files (default: the usual names).
 
     See [data.md](data.md#which-arrays-datakeys)."""
@@ -70,11 +84,24 @@ class DataConfig(Section):
     # would wait for it.
     @field_validator("keys", mode="after")
     @classmethod
-    def check_keys(cls, value: Any) -> Any:
+    def check_keys(cls, value: object) -> object:
         from paceline.data.files.keys import FORMS, read_keys
 
         try:
             read_keys(value)
+        except ConfigError as error:
+            raise ValueError(FORMS) from error
+        return value
+
+    @field_validator("cost", mode="after")
+    @classmethod
+    def check_cost(cls, value: object) -> object:
+        if value is None or isinstance(value, str):
+            return value
+        from paceline.data.cost import FORMS, check_form
+
+        try:
+            check_form(value)
         except ConfigError as error:
             raise ValueError(FORMS) from error
         return value

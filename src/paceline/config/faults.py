@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -86,7 +85,7 @@ def _expectation(message: str) -> str:
     return message.removeprefix("Input should be ").split(", unable to")[0]
 
 
-def _useless_numbers(name: str, value: Any) -> Iterator[str]:
+def _useless_numbers(name: str, value: object) -> Iterator[str]:
     if name in _OBJECTS:
         return
     if isinstance(value, float) and not math.isfinite(value):
@@ -102,7 +101,7 @@ _OBJECTS = ("model", "loss", "data.train", "data.validation")
 _TOO_LARGE = 2**63
 
 
-def _items(value: Any) -> list[tuple[str, Any]]:
+def _items(value: object) -> list[tuple[str, object]]:
     """The settings within a section, or the values within a setting."""
     if isinstance(value, OptimizerConfig):
         return list(value.settings().items())

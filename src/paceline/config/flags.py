@@ -30,7 +30,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         )
 
 
-def read_flags(args: argparse.Namespace) -> dict[str, Any]:
+def read_flags(args: argparse.Namespace) -> dict[str, object]:
     """The settings that were given by flags and positional arguments, by their dotted keys."""
     given = {s.key: getattr(args, s.key, None) for s in SETTINGS if s.flag is not None}
     return {key: value for key, value in given.items() if value is not None}
@@ -75,7 +75,7 @@ def _options(setting: Setting, flag: Flag) -> dict[str, Any]:
     return options
 
 
-def _reader(setting: Setting) -> Callable[[str], Any]:
+def _reader(setting: Setting) -> Callable[[str], object]:
     if {int, str} <= setting.types:
         return _number_or_text
     return next((kind for kind in (int, float) if kind in setting.types), str)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import ConfigDict, Field, field_validator
 
@@ -29,16 +29,16 @@ class OptimizerConfig(Section):
 
     @field_validator("*", mode="before")
     @classmethod
-    def read_number(cls, value: Any) -> Any:
+    def read_number(cls, value: object) -> object:
         return as_number(value)
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Name and arguments, with useful defaults for plain SGD."""
         given = {key: as_number(value) for key, value in self.model_dump(exclude_none=True).items()}
         return {"lr": 0.05, "momentum": 0.9, **given} if self.name.lower() == "sgd" else given
 
 
-def as_number(value: Any) -> Any:
+def as_number(value: object) -> object:
     """The number that was meant by a text: YAML 1.1 reads 1e-3 as one."""
     if isinstance(value, str):
         try:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeGuard
 
 import numpy as np
 
 
-def as_plain(value: Any) -> Any:
+def as_plain(value: object) -> object:
     """Plain values unchanged; data and functions as their kind, `<Sequential>`."""
     if isinstance(value, np.generic):
         value = value.item()
@@ -21,14 +21,14 @@ def as_plain(value: Any) -> Any:
     return f"<{getattr(value, '__qualname__', type(value).__qualname__)}>"
 
 
-def names_as_plain(keys: Any) -> Any:
+def names_as_plain(keys: object) -> object:
     """Names, and lists and mappings of names, however many."""
     if isinstance(keys, Mapping):
         return {name: names_as_plain(item) for name, item in keys.items()}
     return [names_as_plain(item) for item in keys] if isinstance(keys, tuple | list) else keys
 
 
-def is_placeholder(value: Any) -> bool:
+def is_placeholder(value: object) -> TypeGuard[str]:
     """Whether `as_plain` wrote this in the place of an object."""
     return isinstance(value, str) and value.startswith("<") and value.endswith(">")
 

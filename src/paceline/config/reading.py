@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
 from pydantic import ValidationError
@@ -21,13 +20,13 @@ SHORTHANDS = ("rule", "optimizer", "schedule")
 """Sections that may be given by their name alone: `rule: bsp` is `rule: {name: bsp}`."""
 
 
-def read_config(*levels: Mapping[str, Any]) -> RunConfig:
+def read_config(*levels: Mapping[str, object]) -> RunConfig:
     """One config from levels of settings, where later ones win; all errors are reported at once.
 
     A level that names another optimizer, rule or schedule drops the settings that lower levels
     gave to the old one.
     """
-    merged: dict[str, Any] = {}
+    merged: dict[str, object] = {}
     for level in levels:
         _refuse_odd_keys(level)
         merged = _merge(merged, _spelt_out(level), drop=True)
@@ -44,15 +43,15 @@ def read_config(*levels: Mapping[str, Any]) -> RunConfig:
     return config
 
 
-def combine(*layers: Mapping[str, Any]) -> dict[str, Any]:
+def combine(*layers: Mapping[str, object]) -> dict[str, object]:
     """Settings of one level, given one by one: later ones win, and nothing is dropped."""
-    combined: dict[str, Any] = {}
+    combined: dict[str, object] = {}
     for layer in layers:
         combined = _merge(combined, _spelt_out(layer), drop=False)
     return combined
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, object]:
     """The settings in a YAML file."""
     try:
         with open_regular(path) as file:
@@ -75,7 +74,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 _NEEDED = "it names what is trained, as in model: mnist and data: {train: digits}"
 
 
-def read_assignment(text: str) -> dict[str, Any]:
+def read_assignment(text: str) -> dict[str, object]:
     """`section.key=value` as nested settings; the value is read as YAML.
 
     >>> read_assignment("optimizer.lr=1e-3")
@@ -94,7 +93,7 @@ def read_assignment(text: str) -> dict[str, Any]:
     return nest(".".join(keys), setting)
 
 
-def nest(key: str, value: Any) -> dict[str, Any]:
+def nest(key: str, value: object) -> dict[str, object]:
     """A setting by its dotted key as nested settings.
 
     >>> nest("data.batch_size", 8)
@@ -104,7 +103,7 @@ def nest(key: str, value: Any) -> dict[str, Any]:
     return {first: nest(rest, value) if dot else value}
 
 
-def _refuse_odd_keys(level: Mapping[str, Any]) -> None:
+def _refuse_odd_keys(level: Mapping[str, object]) -> None:
     """YAML reads `on` and `1` as a bool and a number, which no setting is called."""
     sections = [("", level), *((key, value) for key, value in level.items())]
     for section, settings in sections:
@@ -116,13 +115,15 @@ def _refuse_odd_keys(level: Mapping[str, Any]) -> None:
                 )
 
 
-def _spelt_out(layer: Mapping[str, Any]) -> dict[str, Any]:
+def _spelt_out(layer: Mapping[str, object]) -> dict[str, object]:
     """`rule: bsp` as `rule: {name: bsp}`."""
     short = {key: {"name": value} for key, value in layer.items() if isinstance(value, str)}
     return dict(layer) | {key: short[key] for key in SHORTHANDS if key in short}
 
 
-def _merge(base: Mapping[str, Any], layer: Mapping[str, Any], drop: bool) -> dict[str, Any]:
+def _merge(
+    base: Mapping[str, object], layer: Mapping[str, object], drop: bool
+) -> dict[str, object]:
     """Both, where `layer` wins; with `drop` another name replaces a whole section."""
     merged = dict(base)
     for key, value in layer.items():

@@ -40,7 +40,7 @@ _LOSS = Values("a name; in Python also a function")
 class RunConfig(Section):
     """Everything that can be set for a run."""
 
-    model: Annotated[Any, Group("Model"), Flag("MODEL"), _MODEL] = "mnist"
+    model: Annotated[object, Group("Model"), Flag("MODEL"), _MODEL] = "mnist"
     """A YAML run file, `file.py:function`, `package.module:function`, or one of Paceline's models.
 
     A function returns a `torch.nn.Module`, a Keras or a JAX model. Paceline's models are in
@@ -57,7 +57,7 @@ class RunConfig(Section):
     """Torch: precision of the layers; parameters, loss and optimizer stay float32.
 
     `bfloat16` uses autocast."""
-    loss: Annotated[Any, Flag("--loss"), _LOSS] = "cross_entropy"
+    loss: Annotated[object, Flag("--loss"), _LOSS] = "cross_entropy"
     """Loss: `cross_entropy`, `nll`, `binary_crossentropy` (on logits), `mse`, `mae` or `huber`.
 
     In Python also `loss(outputs, targets)`; for a Keras model of several outputs also one for each
@@ -66,7 +66,7 @@ class RunConfig(Section):
     data: Annotated[DataConfig, Group("Training data")] = DataConfig()
 
     optimizer: Annotated[
-        OptimizerConfig | Callable[..., Any], Group("Optimizer and learning rate")
+        OptimizerConfig | Callable[..., object], Group("Optimizer and learning rate")
     ] = OptimizerConfig()
     schedule: Annotated[Schedule, Field(discriminator="name")] = Constant()
     accumulate: Annotated[int, Flag("--accumulate")] = Field(1, ge=1, le=MOST_BATCHES)
@@ -149,19 +149,19 @@ class RunConfig(Section):
 
     @field_validator("progress", mode="before")
     @classmethod
-    def read_progress(cls, value: Any) -> Any:
+    def read_progress(cls, value: object) -> object:
         return "off" if value is False else value  # YAML reads off as false
 
     @field_validator("loss", mode="after")
     @classmethod
-    def check_loss(cls, value: Any) -> Any:
+    def check_loss(cls, value: object) -> object:
         if not isinstance(value, str | dict | list) and not callable(value):
             raise ValueError("a valid string, a function, or one for each output of a Keras model")
         return value
 
     @field_validator("optimizer", mode="before")
     @classmethod
-    def read_optimizer(cls, value: Any) -> Any:
+    def read_optimizer(cls, value: object) -> object:
         return _as_function(value) if hasattr(value, "stateless_apply") else value
 
     @field_validator("checkpoint_every", "max_time", mode="after")
@@ -201,11 +201,10 @@ class RunConfig(Section):
     def short_name(self) -> str:
         """Model and rule, as in `mnist-bsp`, to name folders and jobs."""
         model = self.model
-        if not isinstance(model, str):
-            model = getattr(model, "__name__", type(model).__name__)
-        return f"{Path(model.replace(':', '-')).name.replace('.py', '')}-{self.rule.name}"
+        name = model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
+        return f"{Path(name.replace(':', '-')).name.replace('.py', '')}-{self.rule.name}"
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> dict[str, object]:
         """The settings as plain values, for config.yaml; without run_dir and resume, so that the
         file can be run again."""
         apart = {"rule", "exchange", "model", "data", "optimizer", "loss", "run_dir", "resume"}
@@ -219,10 +218,10 @@ class RunConfig(Section):
         return top | {"optimizer": as_plain(named), "loss": as_plain(self.loss)} | plain
 
 
-def _as_function(optimizer: Any) -> Callable[..., Any]:
+def _as_function(optimizer: object) -> Callable[..., object]:
     """A Keras optimizer as a function of the variables, which other frameworks' optimizers are."""
 
-    def return_optimizer(variables: Any) -> Any:
+    def return_optimizer(variables: object) -> object:
         return optimizer
 
     return_optimizer.__qualname__ = type(optimizer).__qualname__

@@ -17,7 +17,7 @@ _DEEPEST = 32
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-def load_yaml(text: str) -> Any:
+def load_yaml(text: str) -> object:
     """Plain values; a YAMLError for text that is not YAML, or that would take for ever to walk."""
     if len(text) > MOST_BYTES:
         raise yaml.YAMLError(f"it is longer than {MOST_BYTES} bytes, expected settings")
@@ -58,7 +58,7 @@ class _Loader(yaml.SafeLoader):
             raise yaml.YAMLError(f"with its merges it has more than {_MOST_VALUES} values")
 
 
-def _construct(text: str) -> Any:
+def _construct(text: str) -> object:
     loader = _Loader(text)
     try:
         return loader.get_single_data()
@@ -66,7 +66,7 @@ def _construct(text: str) -> Any:
         loader.dispose()
 
 
-def _check_values(content: Any) -> None:
+def _check_values(content: object) -> None:
     """Aliases may expand to more values than there are atoms, or refer to themselves."""
     ahead, seen = [(content, 0)], 0
     while ahead:
@@ -86,7 +86,7 @@ def _check_values(content: Any) -> None:
             ahead.extend((item, depth + 1) for item in value)
 
 
-def _check_key(key: Any) -> None:
+def _check_key(key: object) -> None:
     if not isinstance(key, str):
         kind = type(key).__name__
         raise yaml.YAMLError(f"the key {show(key)} is a {kind}, expected a name; put it in quotes")

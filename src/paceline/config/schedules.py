@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -25,7 +25,7 @@ class Constant(Strict):
     # Not "*": pydantic allows no such validator on the name, which discriminates the schedules.
     @field_validator("warmup", "every", "at", "gamma", "floor", mode="before", check_fields=False)
     @classmethod
-    def check_truth(cls, value: Any, info: ValidationInfo) -> Any:
+    def check_truth(cls, value: object, info: ValidationInfo) -> object:
         return cls.refuse_truth(value, info)
 
     def factor(self, done: float, total: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
@@ -14,7 +14,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     @classmethod
-    def refuse_truth(cls, value: Any, info: ValidationInfo) -> Any:
+    def refuse_truth(cls, value: object, info: ValidationInfo) -> object:
         """Refuse true and false as numbers: to Python they are 1 and 0."""
         kinds = set(_kinds(cls.model_fields[str(info.field_name)].annotation))
         if bool in kinds or not kinds & {int, float}:
@@ -31,11 +31,11 @@ class Section(Strict):
 
     @field_validator("*", mode="before")
     @classmethod
-    def check_truth(cls, value: Any, info: ValidationInfo) -> Any:
+    def check_truth(cls, value: object, info: ValidationInfo) -> object:
         return cls.refuse_truth(value, info)
 
 
-def _kinds(annotation: Any) -> Iterator[Any]:
+def _kinds(annotation: object) -> Iterator[object]:
     """Every type that an annotation names, also within others."""
     yield annotation
     for inner in get_args(annotation):

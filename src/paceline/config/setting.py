@@ -18,8 +18,8 @@ from functools import cache
 from typing import (
     TYPE_CHECKING,
     Annotated,
-    Any,
     Literal,
+    TypeGuard,
     cast,
     get_args,
     get_origin,
@@ -74,7 +74,7 @@ class Setting:
     key: str
     """`data.batch_size`."""
     group: str
-    types: frozenset[Any]
+    types: frozenset[object]
     """Those it may have, without None."""
     names: tuple[str, ...]
     """The values to choose from, if they are few."""
@@ -82,7 +82,7 @@ class Setting:
     """What it may be, in words for the page; empty where types and names tell."""
     bounds: tuple[str, ...]
     """Least and greatest value, as `≥ 1`; limits that nobody reaches are omitted."""
-    default: Any
+    default: object
     summary: str
     """The first paragraph of the docstring, without its full stop."""
     details: str
@@ -107,7 +107,7 @@ def describe_settings(config: type[BaseModel]) -> tuple[Setting, ...]:
     return tuple(_walk((config,), "", ""))
 
 
-def sections_of(annotation: Any) -> tuple[type, ...]:
+def sections_of(annotation: object) -> tuple[type, ...]:
     """The models and dataclasses among the types of a field."""
     return tuple(kind for kind in _members(annotation) if _is_section(kind))
 
@@ -118,11 +118,11 @@ def field_names(section: type) -> list[str]:
 
 
 def _walk(sections: tuple[type, ...], prefix: str, group: str) -> Iterator[Setting]:
-    seen: dict[str, list[tuple[Any, list[Any], Any]]] = {}
+    seen: dict[str, list[tuple[object, list[object], object]]] = {}
     texts: dict[str, str] = {}
     for section in sections:
-        for name, *field in _fields(section):
-            seen.setdefault(name, []).append(tuple(field))
+        for name, annotation, metadata, default in _fields(section):
+            seen.setdefault(name, []).append((annotation, metadata, default))
         texts = field_docstrings(section) | texts
     for name, alike in seen.items():
         annotation, metadata, default = alike[0]
@@ -148,7 +148,7 @@ def _walk(sections: tuple[type, ...], prefix: str, group: str) -> Iterator[Setti
         )
 
 
-def _fields(section: type) -> Iterator[tuple[str, Any, list[Any], Any]]:
+def _fields(section: type) -> Iterator[tuple[str, object, list[object], object]]:
     """Name, type, further annotations and default of each field."""
     if issubclass(section, BaseModel):
         for name, field in section.model_fields.items():
@@ -167,13 +167,13 @@ def _fields(section: type) -> Iterator[tuple[str, Any, list[Any], Any]]:
         yield plain.name, annotation, metadata, plain.default
 
 
-def _is_section(kind: Any) -> bool:
+def _is_section(kind: object) -> TypeGuard[type]:
     return isinstance(kind, type) and (
         issubclass(kind, BaseModel) or dataclasses.is_dataclass(kind)
     )
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def _members(annotation: object) -> tuple[object, ...]:
     """The types of a union, or the one that it is."""
     if get_origin(annotation) is Annotated:
         return _members(get_args(annotation)[0])
@@ -185,13 +185,13 @@ def _members(annotation: Any) -> tuple[Any, ...]:
 _UNIONS = (get_origin(int | str), get_origin(Annotated[int, 0] | None))
 
 
-def _choices(annotation: Any) -> Iterator[str]:
+def _choices(annotation: object) -> Iterator[str]:
     for kind in _members(annotation):
         if get_origin(kind) is Literal:
             yield from get_args(kind)
 
 
-def _bounds(metadata: list[Any]) -> Iterator[str]:
+def _bounds(metadata: list[object]) -> Iterator[str]:
     """An upper limit above 1 only keeps out what no machine can do: it is not worth a reader's
     time."""
     for mark in metadata:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.config.messages import show
 from paceline.config.reading import combine, nest, read_yaml
@@ -21,11 +21,11 @@ _MARKS = {"sync_rule", "sync_start", "avg_freq", "sync_freq", "exch_strategy", "
 class Translation(NamedTuple):
     """Paceline's settings, and a line for each old key that says what became of it."""
 
-    settings: dict[str, Any]
+    settings: dict[str, object]
     lines: tuple[str, ...] = ()
 
 
-def read_run_file(path: Path, given: Mapping[str, Any]) -> Translation:
+def read_run_file(path: Path, given: Mapping[str, object]) -> Translation:
     """The settings in a YAML file, Paceline's or Theano-MPI's.
 
     `given` are those of the command line. As in Theano-MPI, the settings of the model may be in a
@@ -45,12 +45,14 @@ def read_run_file(path: Path, given: Mapping[str, Any]) -> Translation:
     )
 
 
-def is_old(content: Mapping[str, Any]) -> bool:
+def is_old(content: Mapping[str, object]) -> bool:
     """Whether these are settings of Theano-MPI."""
     return bool(_MARKS & set(content))
 
 
-def translate(content: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Translation:
+def translate(
+    content: Mapping[str, object], given: Mapping[str, object] | None = None
+) -> Translation:
     """Theano-MPI's settings as Paceline's; all errors are reported at once.
 
     Paceline's own may be among them, as long as no two set the same thing.
@@ -94,7 +96,7 @@ def _read(config: OldConfig) -> tuple[dict[str, Meaning], list[str]]:
     return meanings, faults
 
 
-def _explain_unknown(key: Any) -> str:
+def _explain_unknown(key: object) -> str:
     near = nearest(key, [*KEYS, *RunConfig.model_fields])
     hint = f"; did you mean {near}?" if near else ""
     return f"{show(key)} is not a setting of Theano-MPI or Paceline{hint}"
@@ -115,7 +117,7 @@ def _find_doubles(meanings: Mapping[str, Meaning], beside: set[str]) -> list[str
     return faults
 
 
-def _describe(key: str, value: Any, meaning: Meaning, outside: set[str]) -> str:
+def _describe(key: str, value: object, meaning: Meaning, outside: set[str]) -> str:
     translated = ", ".join(f"{name}: {_written(value)}" for name, value in meaning.settings.items())
     notes = [meaning.note] if meaning.note else []
     if outside & meaning.settings.keys():
@@ -124,15 +126,15 @@ def _describe(key: str, value: Any, meaning: Meaning, outside: set[str]) -> str:
     return f"{key}: {_written(value)}{arrow}" + (f" ({'; '.join(notes)})" if notes else "")
 
 
-def _written(value: Any) -> str:
+def _written(value: object) -> str:
     return value if isinstance(value, str) and value.isprintable() else show(value)
 
 
-def _is_word(name: Any) -> bool:
+def _is_word(name: object) -> bool:
     return isinstance(name, str) and name.isidentifier() and name.isascii()
 
 
-def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def _dotted(settings: Mapping[str, object], prefix: str = "") -> Iterator[str]:
     for key, value in settings.items():
         if isinstance(value, Mapping):
             yield from _dotted(value, f"{prefix}{key}.")

@@ -6,8 +6,6 @@ The keys are those of the config files of theano_alexnet and Theano-MPI (github.
 
 from __future__ import annotations
 
-from typing import Any
-
 from paceline.config import theano_mpi_readers as readers
 from paceline.config.theano_mpi_readers import MODES, Meaning, OldConfig, Reader, as_flag
 from paceline.errors import ConfigError
@@ -21,7 +19,7 @@ _SCALED = (
 def refuse_if_set(note: str) -> Reader:
     """A key whose False is what Paceline does, and whose True is not supported."""
 
-    def read(key: str, value: Any, config: OldConfig) -> Meaning:
+    def read(key: str, value: object, config: OldConfig) -> Meaning:
         if as_flag(key, value):
             raise ConfigError(f"{key} is True: {note}; set it to False")
         return Meaning(note="as always")

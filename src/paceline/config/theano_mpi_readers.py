@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.config.messages import show
 from paceline.errors import ConfigError
 
-Settings = Mapping[str, Any]
+Settings = Mapping[str, object]
 
 
 class Meaning(NamedTuple):
@@ -37,7 +37,7 @@ class OldConfig(NamedTuple):
         return next((_text(self.old[key]) for key in MODES if key in self.old), None)
 
     @property
-    def period(self) -> Any:
+    def period(self) -> object:
         """Steps between two exchanges, where it is said."""
         return next((self.old[key] for key in PERIODS if key in self.old), None)
 
@@ -50,7 +50,7 @@ class OldConfig(NamedTuple):
         return "average" if self.mode == "avg" or rarely else "bsp"
 
 
-Reader = Callable[[str, Any, OldConfig], Meaning]
+Reader = Callable[[str, object, OldConfig], Meaning]
 
 MODES = ("worker_type", "train_mode", "sync_type")
 PERIODS = ("avg_freq", "sync_freq")
@@ -61,11 +61,11 @@ _WIRES = dict.fromkeys(("ar", "asa32", "copper", "nccl32"), "float32") | dict.fr
 )
 
 
-def _is_one(value: Any) -> bool:
+def _is_one(value: object) -> bool:
     return type(value) is int and value == 1
 
 
-def read_rule(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_rule(key: str, value: object, config: OldConfig) -> Meaning:
     if config.rule in ("BSP", "EASGD"):
         return Meaning({"rule.name": config.name})
     raise ConfigError(
@@ -74,7 +74,7 @@ def read_rule(key: str, value: Any, config: OldConfig) -> Meaning:
     )
 
 
-def read_period(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_period(key: str, value: object, config: OldConfig) -> Meaning:
     if config.rule == "EASGD" or config.mode == "avg":
         return Meaning({"rule.every": value})
     if config.mode == "cdd" and not _is_one(value):
@@ -87,7 +87,7 @@ def read_period(key: str, value: Any, config: OldConfig) -> Meaning:
     return Meaning({"rule.name": "average", "rule.every": value})
 
 
-def read_mode(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_mode(key: str, value: object, config: OldConfig) -> Meaning:
     if config.rule == "EASGD":
         return Meaning(note="not needed: EASGD exchanges weights")
     if value == "avg":
@@ -99,19 +99,20 @@ def read_mode(key: str, value: Any, config: OldConfig) -> Meaning:
     raise ConfigError(f"{key} is {show(value)}, expected avg or cdd")
 
 
-def read_start(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_start(key: str, value: object, config: OldConfig) -> Meaning:
     if as_flag(key, value):
         return Meaning(note="as always: all ranks start together")
     return Meaning(note="not supported: no worker can join later; all ranks start together")
 
 
-def read_strategy(key: str, value: Any, config: OldConfig) -> Meaning:
-    if _text(value) not in _WIRES:
+def read_strategy(key: str, value: object, config: OldConfig) -> Meaning:
+    strategy = _text(value)
+    if strategy not in _WIRES:
         raise ConfigError(f"{key} is {show(value)}, expected one of: {', '.join(_WIRES)}")
-    return _wire(_WIRES[value], config)
+    return _wire(_WIRES[strategy], config)
 
 
-def read_precision(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_precision(key: str, value: object, config: OldConfig) -> Meaning:
     if value not in (16, 32):
         raise ConfigError(f"{key} is {show(value)}, expected 16 or 32")
     return _wire(f"float{value}", config)
@@ -125,7 +126,7 @@ def _wire(wire: str, config: OldConfig) -> Meaning:
     return Meaning({"exchange.wire": wire}, "between nodes")
 
 
-def read_alpha(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_alpha(key: str, value: object, config: OldConfig) -> Meaning:
     if config.rule != "EASGD":
         return Meaning(note="not needed: BSP has no centre to pull at")
     if key in ("alpha_step", "alpha_minus"):
@@ -135,25 +136,25 @@ def read_alpha(key: str, value: Any, config: OldConfig) -> Meaning:
     return Meaning({"rule.force": value})
 
 
-def read_momentum(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_momentum(key: str, value: object, config: OldConfig) -> Meaning:
     if config.old.get("use_momentum") is False:
         return Meaning(note="not used, as in Theano-MPI: use_momentum is False")
     return Meaning({"optimizer.momentum": value})
 
 
-def read_use_momentum(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_use_momentum(key: str, value: object, config: OldConfig) -> Meaning:
     if as_flag(key, value):
         return Meaning(note="as always with sgd")
     return Meaning({"optimizer.momentum": 0.0})
 
 
-def read_nesterov(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_nesterov(key: str, value: object, config: OldConfig) -> Meaning:
     if as_flag(key, value):
         return Meaning({"optimizer.nesterov": True})
     return Meaning(note="as always")
 
 
-def read_policy(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_policy(key: str, value: object, config: OldConfig) -> Meaning:
     if "schedule" in config.given:
         return Meaning(note="not used: a schedule is given")
     if value != "step":
@@ -166,7 +167,7 @@ def read_policy(key: str, value: Any, config: OldConfig) -> Meaning:
     return Meaning({"schedule.name": "step"})
 
 
-def read_steps(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_steps(key: str, value: object, config: OldConfig) -> Meaning:
     if "schedule" in config.given:
         return Meaning(note="not used: a schedule is given")
     if config.old.get("lr_policy", "step") != "step":
@@ -179,9 +180,10 @@ def read_steps(key: str, value: Any, config: OldConfig) -> Meaning:
     return Meaning({"schedule.name": "step", "schedule.every": value, "schedule.gamma": 0.1})
 
 
-def read_name(key: str, value: Any, config: OldConfig) -> Meaning:
-    if _text(value) in MODELS:
-        return Meaning({"model": MODELS[value]})
+def read_name(key: str, value: object, config: OldConfig) -> Meaning:
+    name = _text(value)
+    if name in MODELS:
+        return Meaning({"model": MODELS[name]})
     if "model" in config.given:
         return Meaning(note="not used: a model is given")
     raise ConfigError(
@@ -190,7 +192,7 @@ def read_name(key: str, value: Any, config: OldConfig) -> Meaning:
     )
 
 
-def read_classes(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_classes(key: str, value: object, config: OldConfig) -> Meaning:
     classes = 1000 if _text(config.old.get("name")) in MODELS else 10
     if "model" in config.given:
         return Meaning(note="not needed: the given model has its own")
@@ -202,7 +204,7 @@ def read_classes(key: str, value: Any, config: OldConfig) -> Meaning:
     )
 
 
-def read_folder(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_folder(key: str, value: object, config: OldConfig) -> Meaning:
     part = "train" if key == "train_folder" else "validation"
     if f"data.{part}" in config.given:
         return Meaning(note="not used: the data is given")
@@ -215,35 +217,35 @@ def read_folder(key: str, value: Any, config: OldConfig) -> Meaning:
     )
 
 
-def read_resume(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_resume(key: str, value: object, config: OldConfig) -> Meaning:
     if not as_flag(key, value):
         return Meaning(note="a new run, as always")
     place = config.old.get("load_path", "auto")
     return Meaning({"resume": place}, "a run of Paceline; Theano-MPI's weights are not supported")
 
 
-def read_snapshots(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_snapshots(key: str, value: object, config: OldConfig) -> Meaning:
     rarer = "" if value == 1 else "the nearest; a number of steps or a time is possible, too"
     return Meaning({"checkpoint_every": "epoch"}, rarer)
 
 
-def read_loading(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_loading(key: str, value: object, config: OldConfig) -> Meaning:
     if as_flag(key, value):
         return Meaning(note="as always: batches are prepared in the background (data.prefetch)")
     return Meaning({"data.prefetch": 0})
 
 
-def read_random(key: str, value: Any, config: OldConfig) -> Meaning:
+def read_random(key: str, value: object, config: OldConfig) -> Meaning:
     if as_flag(key, value):
         return Meaning(note="as always; a seed makes a run repeatable")
     return Meaning({"data.shuffle": False})
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-def as_flag(key: str, value: Any) -> bool:
+def as_flag(key: str, value: object) -> bool:
     if isinstance(value, bool):
         return value
     raise ConfigError(f"{key} is {show(value)}, expected True or False")

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from paceline.errors import OutputError
 
@@ -58,7 +58,7 @@ def cannot_write(path: Path, error: OSError, room: str = "") -> OutputError:
     )
 
 
-def render_json(document: Any) -> bytes:
+def render_json(document: object) -> bytes:
     """Strict JSON: no NaN, no infinity."""
     return json.dumps(document, allow_nan=False).encode()
 
@@ -75,7 +75,7 @@ def sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-def json_safe(value: Any) -> Any:
+def json_safe(value: object) -> object:
     """Return `value` with every NaN or infinite float in it, however deep, replaced by None.
 
     Numpy scalars and arrays become plain Python values on the way.

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     """Whether it has a shape: numpy arrays and scalars, torch tensors, and the like."""
     return hasattr(value, "shape")
 
 
-def is_nest(value: Any) -> bool:
+def is_nest(value: object) -> bool:
     """Whether it holds arrays rather than being one; a list of plain values is array-like."""
     if isinstance(value, (Mapping, tuple)):
         return True

@@ -6,7 +6,7 @@ The library's own writer copies every array before version 0.8, and computes no 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from paceline.core.chunks import chunks
 from paceline.core.files import render_json
 
-Array = npt.NDArray[Any]
+Array = npt.NDArray[np.generic]
 
 DTYPES = {
     "bool": "BOOL",

@@ -53,7 +53,7 @@ class Layout:
     """
 
     entries: tuple[Entry, ...]
-    dtype: np.dtype[Any]
+    dtype: np.dtype[np.floating]
     size: int
 
     @classmethod
@@ -63,7 +63,8 @@ class Layout:
         The vector is float32, or float64 as soon as one array is: no array loses precision in it.
         """
         described = [(name, tuple(int(n) for n in shape), str(dt)) for name, shape, dt in arrays]
-        dtype = np.dtype(np.float64 if any("float64" in d for _, _, d in described) else np.float32)
+        wide = any("float64" in d for _, _, d in described)
+        dtype: np.dtype[np.floating] = np.dtype(np.float64) if wide else np.dtype(np.float32)
         step = ALIGNMENT_BYTES // dtype.itemsize
         entries, offset = [], 0
         for name, shape, own in described:
@@ -149,7 +150,7 @@ def is_finite(vector: Vector) -> bool:
         return bool(np.isfinite(np.dot(vector, vector)) or np.isfinite(vector).all())
 
 
-def checksum(*arrays: npt.NDArray[Any]) -> int:
+def checksum(*arrays: Vector) -> int:
     """A cheap hash of the bytes of contiguous arrays, to check that ranks hold the same values."""
     value = 0
     for array in arrays:
@@ -162,7 +163,7 @@ def copy_vectors(live: Mapping[str, Vector]) -> dict[str, Vector]:
     return {name: vector.copy() for name, vector in live.items()}
 
 
-def fill_vectors(live: Mapping[str, Vector], saved: Mapping[str, Any]) -> None:
+def fill_vectors(live: Mapping[str, Vector], saved: Mapping[str, Vector]) -> None:
     """Write saved values back, except where the size has changed with the number of ranks."""
     for name, vector in live.items():
         if name in saved and saved[name].shape == vector.shape:

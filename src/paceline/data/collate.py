@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -12,11 +12,11 @@ from paceline.core.user_code import describe_failure
 from paceline.data.batch import Batch
 from paceline.errors import DataError
 
-Collate = Callable[[list[Any]], Any]
+Collate = Callable[[list[Any]], object]
 
 
 def collate_samples(
-    samples: Sequence[Any],
+    samples: Sequence[object],
     indices: np.ndarray,
     *,
     collate: Collate | None = None,
@@ -40,15 +40,17 @@ def collate_samples(
     return Batch(inputs, targets, len(samples), indices)
 
 
-def torch_has(value: Any, *names: str) -> bool:
+def torch_has(value: object, *names: str) -> bool:
     """Whether value is an instance of that torch class, without importing torch to find out."""
-    found: Any = sys.modules.get("torch")
+    found: object = sys.modules.get("torch")
     for name in names:
         found = getattr(found, name, None)
     return isinstance(found, type) and isinstance(value, found)
 
 
-def _join(samples: Sequence[Any], collate: Collate | None, by_torch: bool) -> tuple[Any, Any]:
+def _join(
+    samples: Sequence[object], collate: Collate | None, by_torch: bool
+) -> tuple[object, object]:
     if collate is not None:
         joined = collate(list(samples))
         return (joined[0], joined[1]) if _is_pair(joined) else (joined, None)
@@ -59,18 +61,19 @@ def _join(samples: Sequence[Any], collate: Collate | None, by_torch: bool) -> tu
         collate = _stack
     if not _is_pair(samples[0]):
         return collate(list(samples)), None
-    if not all(_is_pair(sample) for sample in samples):
+    pairs = [sample for sample in samples if _is_pair(sample)]
+    if len(pairs) < len(samples):
         raise ValueError("some samples are (inputs, target) pairs and some are not")
-    targets = [sample[1] for sample in samples]
+    targets = [pair[1] for pair in pairs]
     without = all(target is None for target in targets)
-    return collate([sample[0] for sample in samples]), None if without else collate(targets)
+    return collate([pair[0] for pair in pairs]), None if without else collate(targets)
 
 
-def _is_pair(sample: Any) -> bool:
+def _is_pair(sample: object) -> TypeGuard[Sequence[object]]:
     return isinstance(sample, (tuple, list)) and len(sample) == 2
 
 
-def _stack(values: list[Any]) -> Any:
+def _stack(values: list[Any]) -> object:
     first = values[0]
     if isinstance(first, Mapping):
         return {key: _stack([value[key] for value in values]) for key in first}

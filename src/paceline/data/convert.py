@@ -43,7 +43,7 @@ def as_source(data: Any, name: str | None = None) -> Source | Stream:
     raise DataError(f"a {type(data).__name__} is not data; pass {KINDS}")
 
 
-def _refuse_lookalikes(data: Any) -> None:
+def _refuse_lookalikes(data: object) -> None:
     if torch_has(data, "utils", "data", "DataLoader"):
         raise DataError(
             "a DataLoader already makes batches; pass its dataset (loader.dataset) and a batch "
@@ -55,7 +55,7 @@ def _refuse_lookalikes(data: Any) -> None:
         raise DataError("a set has no order that all ranks share; pass a list")
 
 
-def _from_tuple(data: tuple[Any, ...], name: str) -> ArraySource:
+def _from_tuple(data: tuple[object, ...], name: str) -> ArraySource:
     if len(data) != 2 or not (is_array(data[0]) or is_nest(data[0])):
         kinds = ", ".join(type(item).__name__ for item in data)
         raise DataError(
@@ -65,7 +65,7 @@ def _from_tuple(data: tuple[Any, ...], name: str) -> ArraySource:
     return ArraySource(data[0], data[1], name=name)
 
 
-def _name(data: Any) -> str:
+def _name(data: object) -> str:
     if isinstance(data, (tuple, Mapping)) or is_array(data):
         return "arrays"
     return getattr(data, "__name__", None) or type(data).__name__

@@ -1,7 +1,6 @@
 """What ranks compare to be sure that they see the same data."""
 
 import zlib
-from typing import Any
 
 import numpy as np
 
@@ -60,12 +59,12 @@ def sum_samples(source: Source | Stream) -> int | None:
     return found
 
 
-def _describe(array: Any) -> str:
+def _describe(array: object) -> str:
     shape = tuple(getattr(array, "shape", ()))[1:]
     return f"{getattr(array, 'dtype', type(array).__name__)} {shape}"
 
 
-def _start_of(sample: Any) -> bytes:
+def _start_of(sample: object) -> bytes:
     values = np.asarray(sample).reshape(-1)
     if values.dtype.kind in "OV" or values.dtype.char in "gG":
         raise TypeError(f"{values.dtype} has addresses or gaps, which differ from rank to rank")

@@ -47,7 +47,7 @@ def open_data(
     *,
     part: str,
     data_dir: str | None = None,
-    keys: Any = None,
+    keys: object = None,
     shuffle_buffer: int | None = None,
     contents: Sequence[Contents] | None = None,
 ) -> Source | Stream:
@@ -161,7 +161,7 @@ def _call(spec: str, part: str) -> Source | Stream:
     return Stream(make, spec) if isinstance(data, Iterator) else as_source(data, spec)
 
 
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _parameters(function: Callable[..., object]) -> dict[str, inspect.Parameter]:
     try:
         return dict(inspect.signature(function).parameters)
     except ValueError:

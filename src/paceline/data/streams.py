@@ -1,7 +1,6 @@
 """Data without random access: samples come one after the other, in a fixed order."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -22,7 +21,7 @@ class Stream:
 
     def __init__(
         self,
-        make: Callable[[], Iterable[Any]],
+        make: Callable[[], Iterable[object]],
         name: str = "stream",
         *,
         collate: Collate | None = None,
@@ -31,7 +30,7 @@ class Stream:
         self.name = name
         self._collate = collate
 
-    def samples(self) -> Iterator[Any]:
+    def samples(self) -> Iterator[object]:
         """One pass over all samples."""
         number = 0
         try:
@@ -46,16 +45,16 @@ class Stream:
                 f"sample {number} of {self.name} cannot be read: {describe_failure(error)}"
             ) from error
 
-    def collate(self, samples: list[Any], indices: np.ndarray) -> Batch:
+    def collate(self, samples: Sequence[object], indices: np.ndarray) -> Batch:
         """Collate samples into a batch; indices are their positions in the stream."""
         return collate_samples(samples, indices, collate=self._collate, name=self.name)
 
 
-def stream_once(samples: Iterator[Any], name: str) -> Stream:
+def stream_once(samples: Iterator[object], name: str) -> Stream:
     """A stream from an iterator, which can be consumed only once."""
     left = [samples]
 
-    def make() -> Iterator[Any]:
+    def make() -> Iterator[object]:
         if not left:
             raise DataError(
                 f"{name} can be read only once, and it has been; pass the function that makes it, "

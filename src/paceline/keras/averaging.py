@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
@@ -17,7 +17,10 @@ from paceline.sync.replicas import start_equal as _start_equal
 from paceline.training.loop.stepper import StepLimits
 
 
-def averaged(optimizer: Any, world: World | None = None) -> Any:
+def averaged(
+    optimizer: str | Mapping[str, object] | keras.optimizers.Optimizer,
+    world: World | None = None,
+) -> keras.optimizers.Optimizer:
     """The optimizer, which from now on averages the gradients of all ranks before each step.
 
     Ranks count alike, whatever their batches, and must take the same number of steps; KeepPace
@@ -45,7 +48,7 @@ def _average(world: World, gradients: list[Vector | None], samples: float) -> li
     return [g if g is None else next(means).reshape(g.shape) for g in gradients]
 
 
-def start_equal(model: Any, world: World | None = None) -> None:
+def start_equal(model: keras.Model, world: World | None = None) -> None:
     """Give the compiled model rank 0's weights, on every rank."""
     loop = KerasLoop(model, model.optimizer)
     _start_equal(world or init(), loop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
 from weakref import WeakSet
 
 import keras
@@ -18,7 +17,7 @@ class ShardedBatches(keras.utils.PyDataset):
     """This rank's share of the data, in batches; made by `shard`."""
 
     def __init__(
-        self, data: Any, batch_size: int, seed: int, shuffle: bool, world: World | None
+        self, data: object, batch_size: int, seed: int, shuffle: bool, world: World | None
     ) -> None:
         super().__init__()
         world = world or init()
@@ -39,7 +38,7 @@ class ShardedBatches(keras.utils.PyDataset):
         """Batches per epoch, the same on every rank."""
         return len(self._plan)
 
-    def __getitem__(self, index: int) -> tuple[Any, ...]:
+    def __getitem__(self, index: int) -> tuple[object, ...]:
         begin, end = self._plan.bounds(index, self._rank)
         batch = self._source.take(self._order[begin:end])
         return (batch.inputs,) if batch.targets is None else (batch.inputs, batch.targets)
@@ -74,8 +73,8 @@ _shards: WeakSet[ShardedBatches] = WeakSet()
 
 
 def shard(
-    x: Any,
-    y: Any = None,
+    x: object,
+    y: object = None,
     *,
     batch_size: int = 32,
     seed: int = 1,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from paceline.checkpoint.saver import OpenCheckpoint
 from paceline.comm import World
@@ -119,7 +119,9 @@ class FitSession:
                     "that stops the training belongs into KeepPace(callbacks=[...])"
                 )
 
-    def mean(self, logs: Mapping[str, Any], samples: Mapping[str, float]) -> dict[str, Vector]:
+    def mean(
+        self, logs: Mapping[str, ArrayLike], samples: Mapping[str, float]
+    ) -> dict[str, Vector]:
         """Each figure, a number or an array of them, averaged over the ranks, weighted by the
         samples behind it."""
         names = sorted(logs)

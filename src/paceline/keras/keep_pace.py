@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import keras
 import numpy as np
@@ -29,6 +28,9 @@ _ADVICE = Advice(
     rate="put the callback beside KeepPace, where every rank runs it",
 )
 
+_Logs = dict[str, object] | None
+"""What Keras tells its callbacks."""
+
 
 class KeepPace(keras.callbacks.Callback):
     """Keeps the model that `fit` trains in pace with those of the other ranks, by a rule.
@@ -48,15 +50,15 @@ class KeepPace(keras.callbacks.Callback):
 
     def __init__(
         self,
-        rule: str | Mapping[str, Any] | Rule = "average",
+        rule: str | Mapping[str, object] | Rule = "average",
         *,
-        exchange: Mapping[str, Any] | ExchangeSettings | None = None,
-        callbacks: Sequence[Any] = (),
+        exchange: Mapping[str, object] | ExchangeSettings | None = None,
+        callbacks: Sequence[keras.callbacks.Callback] = (),
         max_rejected: int = 10,
         stall_warning_s: float = 30.0,
         stall_timeout_s: float = 1800.0,
         world: World | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         super().__init__()
         self._rule = _read_rule(rule, settings)
@@ -69,13 +71,13 @@ class KeepPace(keras.callbacks.Callback):
         self._leading: RankZeroCallbacks | None = None
         self._undo: list[Callable[[], None]] = []
 
-    def set_params(self, params: Any) -> None:
+    def set_params(self, params: dict[str, object] | None) -> None:
         self._world = self._world or init()
         if self._world.rank and params and "verbose" in params:
             params["verbose"] = 0  # the progress bar comes later in the list, and reads the same
         super().set_params(params)
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: _Logs = None) -> None:
         self._clean_up()  # a fit before this one may have failed
         world, model = self._world or init(), self.model
         self._world = world
@@ -102,7 +104,7 @@ class KeepPace(keras.callbacks.Callback):
             self._leading = RankZeroCallbacks(make, world, loop, _ADVICE)
         self._lead("on_train_begin")
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: _Logs = None) -> None:
         pace = self._current()
         if self._epochs_begun:
             pace.check_place(f"epoch {epoch + 1}")
@@ -113,10 +115,10 @@ class KeepPace(keras.callbacks.Callback):
         pace.begin_epoch()
         self._lead("on_epoch_begin", epoch)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: _Logs = None) -> None:
         self._lead_batch("on_train_batch_begin", batch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: _Logs = None) -> None:
         pace, model = self._current(), self._loop.model  # self.model would make JAX hand it over
         self._lead_batch("on_train_batch_end", batch, logs)
         samples = self._count_new()
@@ -127,17 +129,17 @@ class KeepPace(keras.callbacks.Callback):
         if pace.stop:
             model.stop_training = True
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: _Logs = None) -> None:
         if self._pace is not None:
             self._end_epoch()
         self._lead_test("on_test_begin", logs)
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: _Logs = None) -> None:
         if self._pace is not None:
             self._tested = self._loop.samples_seen() or 1.0
         self._lead_test("on_test_end", logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: _Logs = None) -> None:
         self._end_epoch()
         figures = logs if logs is not None else {}
         arrays = {n: np.asarray(keras.ops.convert_to_numpy(v)) for n, v in figures.items()}
@@ -146,7 +148,7 @@ class KeepPace(keras.callbacks.Callback):
         figures.update({n: m if m.ndim else float(m) for n, m in means.items()})
         self._lead("on_epoch_end", epoch, figures)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: _Logs = None) -> None:
         pace = self._current()
         pace.check_place("the end")
         pace.leave()
@@ -171,7 +173,7 @@ class KeepPace(keras.callbacks.Callback):
         new, self._seen = seen - self._seen, seen
         return new if new > 0 else seen
 
-    def _lead(self, event: str, *details: Any) -> None:
+    def _lead(self, event: str, *details: object) -> None:
         """Let rank 0 run its callbacks, and all ranks do what they ask for."""
         if self._leading is not None:
             with self._current().watched():
@@ -179,20 +181,20 @@ class KeepPace(keras.callbacks.Callback):
             model = self._loop.model
             model.stop_training = stop or bool(model.stop_training)
 
-    def _lead_batch(self, event: str, *details: Any) -> None:
+    def _lead_batch(self, event: str, *details: object) -> None:
         if self._leading is not None:
             self._leading.lead_batch(event, *details, attached=lambda: self._loop.is_attached)
 
-    def _lead_test(self, event: str, logs: Any) -> None:
+    def _lead_test(self, event: str, logs: _Logs) -> None:
         if self._leading is not None:
             self._leading.notify(event, logs)
 
-    def _listen_last(self, history: Any) -> Callable[[], None]:
+    def _listen_last(self, history: keras.callbacks.History) -> Callable[[], None]:
         """Keras' History comes after all callbacks of the user: there ranks agree whether to stop,
         whoever of them asked for it."""
         plain, model = history.on_epoch_end, self._loop.model
 
-        def on_epoch_end(epoch: int, logs: Any = None) -> None:
+        def on_epoch_end(epoch: int, logs: _Logs = None) -> None:
             plain(epoch, logs)
             last = epoch + 1 >= self.params["epochs"]
             if self._current().agree(last or bool(model.stop_training)) and not last:
@@ -213,14 +215,14 @@ class KeepPace(keras.callbacks.Callback):
         self._pace, self._leading, self._undo = None, None, []
 
 
-def _read_rule(rule: str | Mapping[str, Any] | Rule, settings: Mapping[str, Any]) -> Rule:
+def _read_rule(rule: str | Mapping[str, object] | Rule, settings: Mapping[str, object]) -> Rule:
     if settings and not isinstance(rule, str):
         raise TypeError("KeepPace takes a rule, or its name with settings, not both")
     return make_rule({"name": rule, **settings} if isinstance(rule, str) else rule)
 
 
 def _read_exchange(
-    given: Mapping[str, Any] | ExchangeSettings | None, rule: Rule
+    given: Mapping[str, object] | ExchangeSettings | None, rule: Rule
 ) -> ExchangeSettings:
     """In `fit` every rank trains, and on parameters of its own."""
     settings = make_settings(given)

@@ -7,7 +7,6 @@ import re
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from paceline.runtime.job_dir import NOTIFICATION
 
@@ -117,7 +116,7 @@ def _place_of(loss: HostLoss, hosts: Sequence[str]) -> str:
     return f"host {others[0]}" if len(others) == 1 else f"another host than {loss.noticed_on}"
 
 
-def describe_death(death: RankDeath, heartbeats: dict[str, Any]) -> str:
+def describe_death(death: RankDeath, heartbeats: dict[str, object]) -> str:
     """The message for a rank that was killed; with its step, if `heartbeats` have it."""
     if death.rank is None:
         return describe_end(f"a rank ({death.node}, process {death.pid})", death.signal)

@@ -49,7 +49,7 @@ class EventLog:
         loss: float | None = None,
         samples: int = 0,
         bytes: int = 0,
-        **more: Any,
+        **more: object,
     ) -> None:
         """Add one event; NaN and infinity are written as null."""
         if self._file is None:
@@ -172,7 +172,7 @@ def _number(value: float | None) -> str:
     return repr(float(value)) if value is not None and isfinite(value) else "null"
 
 
-def _extra_keys(more: dict[str, Any]) -> str:
+def _extra_keys(more: dict[str, object]) -> str:
     if clash := sorted(_OWN_KEYS & more.keys()):
         raise ValueError(f"an event cannot set {', '.join(clash)}: the log writes them itself")
     return "".join(f", {json.dumps(key)}: {json.dumps(json_safe(more[key]))}" for key in more)

@@ -98,7 +98,7 @@ class History(list[EpochRecord]):
         """The last record has changed: the next save appends it again, and the last one counts."""
         self._written = min(self._written, len(self) - 1)
 
-    def snapshot(self) -> list[dict[str, Any]]:
+    def snapshot(self) -> list[dict[str, object]]:
         """The records as plain values, for a checkpoint."""
         return [asdict(record) for record in self]
 
@@ -156,7 +156,7 @@ def _read_record(item: dict[str, Any], where: str) -> EpochRecord:
     return EpochRecord(**{**item, **sure, "time": time})
 
 
-def _check_names(item: dict[str, Any], kind: type, where: str) -> None:
+def _check_names(item: object, kind: type, where: str) -> None:
     expected = [field.name for field in fields(kind)]
     found = list(item) if isinstance(item, dict) else []
     if sorted(found) != sorted(expected):

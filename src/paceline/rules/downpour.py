@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -54,7 +54,7 @@ class Downpour(CentreRule):
 
     push_every: int = 1
     pull_every: int = 1
-    server_optimizer: str | Mapping[str, Any] = "sgd"
+    server_optimizer: str | Mapping[str, object] = "sgd"
     staleness: str = "none"
     max_staleness: int | None = None
     synchronous: bool = False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -153,7 +153,7 @@ class _SynchronousEASGD(WeightRule):
         return state["centre"]
 
 
-def _check_force(name: str, value: Any) -> None:
+def _check_force(name: str, value: object) -> None:
     try:
         if value is not None:
             check_number(name, value, above=0, below=1)
@@ -161,7 +161,7 @@ def _check_force(name: str, value: Any) -> None:
         raise ConfigError(f"{error}. Try {_BETA} / workers") from None
 
 
-def _check_beta(value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (number and 0 < value <= 1):
+def _check_beta(value: object) -> None:
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1
+    if value is not None and not fits:
         raise ConfigError(f"rule.beta is {value!r}, expected 0 < beta <= 1. The usual is {_BETA}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Mapping
-from typing import Any
 
 from paceline.core.suggestions import unknown_name, unknown_settings
 from paceline.core.user_code import load_function
@@ -26,7 +25,7 @@ _loaded: dict[type[Rule], str] = {}
 """Users' rules, and how they were named."""
 
 
-def make_rule(spec: str | Mapping[str, Any] | Rule) -> Rule:
+def make_rule(spec: str | Mapping[str, object] | Rule) -> Rule:
     """A rule from its name, from `{"name": ..., setting: value, ...}`, or as it is.
 
     A name is one of ours, or `file.py:Class` or `package.module:Class` for your own.
@@ -62,7 +61,7 @@ _ELSEWHERE = {
 """What is no setting of any rule, though people look for it there."""
 
 
-def describe_rule(rule: Rule) -> dict[str, Any]:
+def describe_rule(rule: Rule) -> dict[str, object]:
     """Name and settings, as `make_rule` takes them."""
     settings = {field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)}  # type: ignore[arg-type]
     return {"name": _spec_of(type(rule)), **settings}
@@ -74,7 +73,7 @@ def _spec_of(kind: type[Rule]) -> str:
     return _loaded.get(kind, f"{kind.__module__}:{kind.__qualname__}")
 
 
-def _find(name: Any) -> type[Rule]:
+def _find(name: object) -> type[Rule]:
     if isinstance(name, str) and ":" in name:
         kind = load_function(name)
         _check_class(kind, name)
@@ -85,7 +84,7 @@ def _find(name: Any) -> type[Rule]:
     return RULES[name]
 
 
-def _check_class(kind: Any, name: str) -> None:
+def _check_class(kind: object, name: str) -> None:
     """A ConfigError unless it is a dataclass derived from a family, with nothing left abstract."""
     families = ", ".join(family.__name__ for family in FAMILIES)
     if not inspect.isclass(kind) or not issubclass(kind, FAMILIES):

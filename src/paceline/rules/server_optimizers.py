@@ -6,9 +6,10 @@ import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.chunks import pieces
 from paceline.core.suggestions import unknown_name, unknown_settings
@@ -36,7 +37,7 @@ class ServerOptimizer(ABC):
             name, value = f"server_optimizer.{field.name}", getattr(self, field.name)
             check_number(name, value, above=None if fraction else 0, below=1 if fraction else None)
 
-    def begin(self, size: int, dtype: Any) -> State:
+    def begin(self, size: int, dtype: npt.DTypeLike) -> State:
         """The state before the first step, for a piece of so many elements."""
         return {name: np.zeros(size, dtype) for name in self.vectors}
 
@@ -150,7 +151,7 @@ class Adam(ServerOptimizer):
     beta2: float = 0.999
     eps: float = 1e-8
 
-    def begin(self, size: int, dtype: Any) -> State:
+    def begin(self, size: int, dtype: npt.DTypeLike) -> State:
         return {**super().begin(size, dtype), "count": np.zeros(1, dtype)}
 
     def step(self, vector: Vector, gradient: Vector, state: State) -> None:
@@ -176,7 +177,7 @@ SERVER_OPTIMIZERS: dict[str, type[ServerOptimizer]] = {
 }
 
 
-def make_server_optimizer(spec: str | Mapping[str, Any]) -> ServerOptimizer:
+def make_server_optimizer(spec: str | Mapping[str, object]) -> ServerOptimizer:
     """From its name, or from `{"name": ..., setting: value, ...}`.
 
     >>> make_server_optimizer({"name": "momentum", "lr": 0.5})
@@ -186,12 +187,11 @@ def make_server_optimizer(spec: str | Mapping[str, Any]) -> ServerOptimizer:
     name = settings.pop("name", None)
     if not isinstance(name, str) or name not in SERVER_OPTIMIZERS:
         raise ConfigError(unknown_name("rule.server_optimizer", name, SERVER_OPTIMIZERS))
-    kind: Any = SERVER_OPTIMIZERS[name]
+    kind = SERVER_OPTIMIZERS[name]
     known = [field.name for field in dataclasses.fields(kind)]
     if wrong := unknown_settings(f"rule.server_optimizer {name}", settings, known):
         raise ConfigError(wrong)
-    optimizer: ServerOptimizer = kind(**settings)
-    return optimizer
+    return kind(**cast(dict[str, float], settings))  # each checks that they are numbers
 
 
 def _fade_in_square(average: Vector, values: Vector, keep: float) -> None:

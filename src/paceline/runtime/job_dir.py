@@ -10,7 +10,6 @@ import os
 import socket
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from paceline.cluster.identity import JOB_DIR
 from paceline.core.private import NotOurs, make_folder, opened_folder, write_text
@@ -99,7 +98,7 @@ def _send(name: str, text: str | None) -> None:
             os.write(2, line)
 
 
-def read_heartbeats(folder: Path | None) -> dict[str, Any]:
+def read_heartbeats(folder: Path | None) -> dict[str, object]:
     """The last heartbeats of the ranks; empty if rank 0 has written nothing readable."""
     if folder is None:
         return {}

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 if __name__ == "__main__":  # python -I -S knows no packages
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -95,7 +95,7 @@ def start_reaper(folder: Path, parent: int) -> int:
     return _start(folder, [f"parent={parent}"], subprocess.DEVNULL).pid
 
 
-def _start(folder: Path, arguments: list[str], stdin: int) -> "subprocess.Popen[Any]":
+def _start(folder: Path, arguments: list[str], stdin: int) -> "subprocess.Popen[bytes]":
     # Without JOB_DIR: processes that have it are ended with the job.
     environ = {name: value for name, value in os.environ.items() if name != JOB_DIR}
     return subprocess.Popen(

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
 from types import FrameType
-from typing import Any
 
 from paceline.core.quantities import Period
 from paceline.runtime.job_dir import CAN_SAVE, notify_launcher
@@ -65,7 +64,7 @@ class StopRequests:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before: dict[int, Any] = {
+        before = {
             number: signal.signal(number, self.receive)
             for number in SIGNALS
             if signal.getsignal(number) is not signal.SIG_IGN

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from paceline.checkpoint.tree import Tree
+from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
 from paceline.errors import WorldError
 from paceline.observe import Stopwatch
@@ -80,27 +80,32 @@ class StepHead:
 
     @staticmethod
     def write(head: Vector, mine: Contribution, mark: float, save_only: bool = False) -> None:
-        high, low = divmod(mine.samples, _SPLIT)
-        wishes = mine.more, mine.stop, mine.save, mine.quit, save_only
-        head[:_FIELDS] = mine.weight, high, low, *wishes, mark
+        samples, weight, more, stop, _, save, quit = mine
+        high, low = divmod(samples, _SPLIT)
+        head[:_FIELDS] = weight, high, low, more, stop, save, quit, save_only, mark
 
     @staticmethod
-    def read(total: Vector, mark: float, ranks: int) -> StepOutcome:
-        """The outcome for all; a WorldError if some rank has another mark."""
-        weight, high, low, more, stop, save, quit, save_only, marks = total[:_FIELDS].tolist()
-        if marks != mark * ranks:
+    def check(total: Vector, mark: float, ranks: int) -> None:
+        """A WorldError if some rank has another mark."""
+        if total[_MARK] != mark * ranks:
             raise WorldError(
                 "the ranks are in different keep_pace blocks; every rank must take the same steps "
                 "with each of its models"
             )
+
+    @staticmethod
+    def read(total: Vector, rejected: bool = False) -> StepOutcome:
+        """The outcome for all."""
+        weight, high, low, more, stop, save, quit, save_only = total[:_MARK].tolist()
         return StepOutcome(
             int(high * _SPLIT + low),
             weight,
             more > 0,
             stop > 0,
-            save=save > 0,
-            quit=quit > 0,
-            deferred=save_only > 0,
+            save > 0,
+            quit > 0,
+            rejected,
+            save_only > 0,
         )
 
 

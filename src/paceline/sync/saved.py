@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from paceline.core.chunks import Span
+from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
 from paceline.rules import State
 
-Keep = Callable[[int, dict[str, Any]], None]
+if TYPE_CHECKING:
+    from paceline.sync.parameter_server.ledger import Ledger
+
+Keep = Callable[[int, Tree], None]
 """Takes a part of the checkpoint of that number."""
 
 
@@ -26,7 +31,7 @@ class SavedCentre:
     again: tuple[int, ...] = field(default=())
     """Batches that were granted and not trained on."""
 
-    def piece_of_state(self, piece: slice, fresh: State) -> State:
+    def piece_of_state(self, piece: Span, fresh: State) -> State:
         """The state for a piece of the centre, in the arrays of a fresh one."""
         for name, array in fresh.items():
             saved = self.state[name]
@@ -49,7 +54,7 @@ def join_states(states: Sequence[State], sizes: Sequence[int]) -> State:
     return joined
 
 
-def pack(centre: Vector, state: State, ledger: Any) -> dict[str, Any]:
+def pack(centre: Vector, state: State, ledger: Ledger) -> Tree:
     """A server's part of a checkpoint; the arrays are copies."""
     return {
         "centre": centre.copy(),
@@ -59,7 +64,7 @@ def pack(centre: Vector, state: State, ledger: Any) -> dict[str, Any]:
     }
 
 
-def unpack(shards: Sequence[dict[str, Any]], in_hand: Sequence[int]) -> SavedCentre:
+def unpack(shards: Sequence[Tree], in_hand: Sequence[int]) -> SavedCentre:
     """From the parts of all servers in their order, and the batches that workers had in hand."""
     sizes = [shard["centre"].size for shard in shards]
     first = shards[0]  # it keeps the ledger
@@ -71,7 +76,7 @@ def unpack(shards: Sequence[dict[str, Any]], in_hand: Sequence[int]) -> SavedCen
     )
 
 
-def saved_common_weights(exchange: dict[str, Any]) -> Vector | None:
+def saved_common_weights(exchange: Tree) -> Vector | None:
     """The rule's common weights in what an exchange saved; None: the replica's own.
 
     >>> saved_common_weights({"state": {"centre": np.ones(1)}, "common_weights": "centre"})

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from paceline.comm import World
 from paceline.core.suggestions import unknown_settings
+from paceline.core.trees import Tree
 from paceline.errors import ConfigError
 from paceline.rules import ExchangeKind, Rule
 from paceline.sync.saved import SavedCentre
@@ -22,19 +23,18 @@ POWERSGD = "powersgd"
 """Gradients as products of matrices; what one step leaves out, later ones bring."""
 DEFAULT_POWERSGD_RANK = 4
 
-Fail = Callable[[Any, BaseException], object]
+Fail = Callable[[World, BaseException], object]
 """Ends all ranks of a world for an error of this one."""
 
 
-def _check(name: str, value: Any, fits: bool, expected: str) -> None:
+def _check(name: str, value: object, fits: bool, expected: str) -> None:
     if not fits:
         raise ConfigError(f"exchange.{name} is {value!r}, expected {expected}")
 
 
-def _check_whole(name: str, value: Any, least: int) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    fits = value is None or (whole and value >= least)
-    _check(name, value, fits, f"a whole number of {least} or more")
+def _check_whole(name: str, value: object, least: int) -> None:
+    fits = isinstance(value, int) and not isinstance(value, bool) and value >= least
+    _check(name, value, value is None or fits, f"a whole number of {least} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ USED: dict[ExchangeKind, frozenset[str]] = {
 """Which settings a kind of exchange reads; any other is an error."""
 
 
-def make_settings(given: Mapping[str, Any] | ExchangeSettings | None) -> ExchangeSettings:
+def make_settings(given: Mapping[str, object] | ExchangeSettings | None) -> ExchangeSettings:
     """Settings from `{"wire": "int8", ...}`, or as they are.
 
     >>> make_settings({"wire": "int8"}).lossy
@@ -106,7 +106,8 @@ def make_settings(given: Mapping[str, Any] | ExchangeSettings | None) -> Exchang
         raise ConfigError(f"exchange is {given!r}, expected settings of: {', '.join(known)}")
     if wrong := unknown_settings("exchange", given, known):
         raise ConfigError(wrong)
-    return ExchangeSettings(**given)
+    settings: Tree = dict(given)
+    return ExchangeSettings(**settings)
 
 
 def check_settings(rule: Rule, settings: ExchangeSettings) -> None:

@@ -12,6 +12,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paceline.comm import Buffer, Pending, World
+from paceline.data import Batch
+from paceline.frameworks import Replica
 from paceline.testing.faults import Fault
 from paceline.training.callbacks import Callback, Logs
 
@@ -94,16 +96,16 @@ def _refuse_files() -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
 
 
-def _spoil_loss(replica: Any) -> None:
+def _spoil_loss(replica: Replica) -> None:
     """Make the next loss of the replica NaN."""
     plain = replica.gradients
 
-    def gradients(*args: Any, **kwargs: Any) -> float:
-        replica.gradients = plain
-        plain(*args, **kwargs)
+    def gradients(batch: Batch, weight: float = 1.0, add: bool = False) -> float:
+        replica.gradients = plain  # type: ignore[method-assign]
+        plain(batch, weight, add)
         return math.nan
 
-    replica.gradients = gradients
+    replica.gradients = gradients  # type: ignore[method-assign]
 
 
 class _Trap:

@@ -15,7 +15,7 @@ import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -26,6 +26,9 @@ from paceline.torch_backend.group import MPIGroup
 from paceline.torch_backend.joined import is_joined, join, progress_engine
 from paceline.torch_backend.rendezvous import mpi_rendezvous
 from paceline.torch_backend.work import GroupError
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _DistributedBackendOptions
 
 __all__ = ["BACKEND", "GroupError", "MPIGroup", "monitored_barrier"]
 
@@ -47,7 +50,7 @@ def monitored_barrier(
         _torch_monitored_barrier(group, timeout, wait_all_ranks)
 
 
-def _make_group(options: Any, _: Any = None) -> MPIGroup:
+def _make_group(options: _DistributedBackendOptions, _: object = None) -> MPIGroup:
     ranks = list(options.global_ranks_in_group)
     if ranks and not is_joined() and len(ranks) < dist.get_world_size():
         raise LaunchError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch.distributed as dist
 from torch import Tensor
@@ -12,24 +12,31 @@ from paceline.torch_backend.reductions import Reduction, reduction_of
 from paceline.torch_backend.tensors import describe
 from paceline.torch_backend.work import GroupError
 
+Tensors: TypeAlias = Tensor | Sequence[Tensor]
+"""One or several: torch passes either."""
+Lists = list[Tensor] | list[list[Tensor]]
+"""A tensor for each rank, or several such lists: torch passes either."""
+Opts = object
+"""What torch passes besides tensors: its options of the call, a bare value, or None."""
 
-def list_of(tensors: Any) -> list[Tensor]:
-    """A tensor, or several, as a list: torch passes either."""
+
+def list_of(tensors: Tensors) -> list[Tensor]:
+    """A tensor, or several, as a list."""
     return [tensors] if isinstance(tensors, Tensor) else list(tensors)
 
 
-def root_of(opts: Any) -> int:
+def root_of(opts: Opts) -> int:
     """The root of a collective."""
     return opts if isinstance(opts, int) else int(getattr(opts, "rootRank", 0))
 
 
-def kind_of(opts: Any) -> Any:
+def kind_of(opts: Opts) -> dist.ReduceOp.RedOpType:
     """The reduction that was asked for: a value of torch's RedOpType."""
     op = dist.ReduceOp.SUM if opts is None else getattr(opts, "reduceOp", opts)
     return getattr(op, "op", op)
 
 
-def reduction_for(opts: Any, tensors: list[Tensor], name: str) -> Reduction:
+def reduction_for(opts: Opts, tensors: list[Tensor], name: str) -> Reduction:
     """How to reduce these tensors."""
     types = {tensor.dtype for tensor in tensors}
     if len(types) != 1:

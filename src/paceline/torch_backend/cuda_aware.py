@@ -7,7 +7,6 @@ import ctypes
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import LaunchError
 
@@ -24,7 +23,7 @@ _MAPS = Path("/proc/self/maps")
 
 
 def is_cuda_aware(
-    env: Mapping[str, str] = os.environ, libraries: Iterable[Any] | None = None
+    env: Mapping[str, str] = os.environ, libraries: Iterable[object] | None = None
 ) -> bool:
     """Whether MPI takes CUDA memory: by the variable, or else by what MPI reports.
 
@@ -61,7 +60,7 @@ def find_libraries(maps: str) -> list[str]:
     return sorted(path for path in paths if Path(path).name.startswith("libmpi"))
 
 
-def _reports_support(library: Any) -> bool:
+def _reports_support(library: object) -> bool:
     if hasattr(library, _QUESTION):
         return bool(getattr(library, _QUESTION)() == 1)
     if hasattr(library, _QUESTION_OF_KIND):

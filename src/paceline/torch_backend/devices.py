@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -101,8 +101,8 @@ class DeviceBytes:
         self.size = self.nbytes = flat.numel()
 
     @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        interface: dict[str, Any] = self._flat.__cuda_array_interface__
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        interface: dict[str, object] = self._flat.__cuda_array_interface__
         return interface
 
     def __getitem__(self, part: slice) -> DeviceBytes:

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,6 +18,9 @@ from paceline.comm.nonblocking.async_comm import AsyncComms, Steps
 from paceline.comm.nonblocking.progress import Operation, ProgressEngine, Queue
 from paceline.torch_backend import collectives, sparse
 from paceline.torch_backend.arguments import (
+    Lists,
+    Opts,
+    Tensors,
     check_count,
     check_fits,
     check_multiple,
@@ -61,13 +63,13 @@ class MPIGroup(dist.ProcessGroup):
 
     # Collectives, under the names that torch calls.
 
-    def broadcast(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+    def broadcast(self, tensors: Tensors, opts: Opts = None, **_: Opts) -> MPIWork:
         tensors = list_of(tensors)
         return self._collect(
             "broadcast", tensors, opts, collectives.broadcast(self._comms, tensors, root_of(opts))
         )
 
-    def allreduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+    def allreduce(self, tensors: Tensors, opts: Opts = None, **_: Opts) -> MPIWork:
         tensors = list_of(tensors)
         if any(tensor.layout != torch.strided for tensor in tensors):
             return self._sum_sparse(tensors, opts)
@@ -75,13 +77,13 @@ class MPIGroup(dist.ProcessGroup):
         steps = collectives.all_reduce(self._comms, tensors, how)
         return self._collect("all_reduce", tensors, opts, steps)
 
-    def _sum_sparse(self, tensors: list[Tensor], opts: Any) -> MPIWork:
+    def _sum_sparse(self, tensors: list[Tensor], opts: Opts) -> MPIWork:
         kind = kind_of(opts)
         sparse.check_sparse(tensors, kind)
         steps = sparse.sum_sparse(self._comms, tensors, kind)
         return self._collect("all_reduce of sparse tensors", [], opts, steps)
 
-    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> MPIWork:
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Opts = None) -> MPIWork:
         hows = [reduction_for(opts, [tensor], "all_reduce") for tensor in tensors]
         steps = [
             collectives.all_reduce(self._comms, [tensor], how)
@@ -89,17 +91,17 @@ class MPIGroup(dist.ProcessGroup):
         ]
         return self._collect("all_reduce_coalesced", tensors, opts, _in_turn(steps))
 
-    def reduce(self, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+    def reduce(self, tensors: Tensors, opts: Opts = None, **_: Opts) -> MPIWork:
         tensors = list_of(tensors)
         how = reduction_for(opts, tensors, "reduce")
         steps = collectives.reduce(self._comms, tensors, how, root_of(opts))
         return self._collect("reduce", tensors, opts, steps)
 
-    def allgather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
-        lists = [outputs] if isinstance(outputs[0], Tensor) else outputs
+    def allgather(self, outputs: Lists, tensors: Tensors, opts: Opts = None, **_: Opts) -> MPIWork:
+        lists: list[list[Tensor]] = [outputs] if isinstance(outputs[0], Tensor) else outputs
         return self._gather_all(lists, list_of(tensors), opts)
 
-    def _gather_all(self, lists: list[list[Tensor]], tensors: list[Tensor], opts: Any) -> MPIWork:
+    def _gather_all(self, lists: list[list[Tensor]], tensors: list[Tensor], opts: Opts) -> MPIWork:
         for some, tensor in zip(lists, tensors, strict=True):
             check_count(len(some), self._size, "all_gather", "output tensors")
             check_fits(some[self._rank], tensor, "all_gather")
@@ -111,7 +113,7 @@ class MPIGroup(dist.ProcessGroup):
         return self._collect("all_gather", every, opts, _in_turn(steps))
 
     def allgather_coalesced(
-        self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Any = None
+        self, outputs: list[list[Tensor]], tensors: list[Tensor], opts: Opts = None
     ) -> MPIWork:
         # Here torch passes a list per rank, of that rank's tensors.
         by_tensor = outputs
@@ -119,13 +121,13 @@ class MPIGroup(dist.ProcessGroup):
             by_tensor = [list(some) for some in zip(*outputs, strict=True)]
         return self._gather_all(by_tensor, tensors, opts)
 
-    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
+    def all_gather_single(self, output: Tensor, tensor: Tensor, opts: Opts = None) -> MPIWork:
         check_multiple(output, tensor, self._size, "all_gather_single")
         steps = collectives.all_gather_single(self._comms, output, tensor)
         return self._collect("all_gather_single", [output, tensor], opts, steps)
 
     def all_gather_single_coalesced(
-        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: Opts = None
     ) -> MPIWork:
         pairs = list(zip(outputs, tensors, strict=True))
         for output, tensor in pairs:
@@ -134,7 +136,7 @@ class MPIGroup(dist.ProcessGroup):
         every = [*outputs, *tensors]
         return self._collect("all_gather_single_coalesced", every, opts, _in_turn(steps))
 
-    def gather(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+    def gather(self, outputs: Lists, tensors: Tensors, opts: Opts = None, **_: Opts) -> MPIWork:
         (tensor,), root = list_of(tensors), root_of(opts)
         received = (
             list(outputs[0]) if outputs and not isinstance(outputs[0], Tensor) else list(outputs)
@@ -145,7 +147,7 @@ class MPIGroup(dist.ProcessGroup):
         steps = collectives.gather(self._comms, received, tensor, root)
         return self._collect("gather", [tensor, *received], opts, steps)
 
-    def scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+    def scatter(self, outputs: Tensors, tensors: Lists, opts: Opts = None, **_: Opts) -> MPIWork:
         (output,), root = list_of(outputs), root_of(opts)
         pieces = list(tensors[0]) if tensors and not isinstance(tensors[0], Tensor) else tensors
         if self._rank == root:
@@ -154,9 +156,11 @@ class MPIGroup(dist.ProcessGroup):
         steps = collectives.scatter(self._comms, output, list(pieces), root)
         return self._collect("scatter", [output, *pieces], opts, steps)
 
-    def reduce_scatter(self, outputs: Any, tensors: Any, opts: Any = None, **_: Any) -> MPIWork:
+    def reduce_scatter(
+        self, outputs: Tensors, tensors: Lists, opts: Opts = None, **_: Opts
+    ) -> MPIWork:
         outputs = list_of(outputs)
-        lists = [tensors] if isinstance(tensors[0], Tensor) else tensors
+        lists: list[list[Tensor]] = [tensors] if isinstance(tensors[0], Tensor) else tensors
         for output, some in zip(outputs, lists, strict=True):
             check_count(len(some), self._size, "reduce_scatter", "tensors")
             check_fits(output, some[self._rank], "reduce_scatter")
@@ -168,11 +172,11 @@ class MPIGroup(dist.ProcessGroup):
         every = [*outputs, *(tensor for some in lists for tensor in some)]
         return self._collect("reduce_scatter", every, opts, _in_turn(steps))
 
-    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Any = None) -> MPIWork:
+    def reduce_scatter_single(self, output: Tensor, tensor: Tensor, opts: Opts = None) -> MPIWork:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
     def reduce_scatter_single_coalesced(
-        self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None
+        self, outputs: list[Tensor], tensors: list[Tensor], opts: Opts = None
     ) -> MPIWork:
         steps = []
         for output, tensor in zip(outputs, tensors, strict=True):
@@ -183,7 +187,7 @@ class MPIGroup(dist.ProcessGroup):
         every = [*outputs, *tensors]
         return self._collect("reduce_scatter_single", every, opts, _in_turn(steps))
 
-    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Any = None) -> MPIWork:
+    def alltoall(self, outputs: list[Tensor], tensors: list[Tensor], opts: Opts = None) -> MPIWork:
         check_count(len(outputs), self._size, "all_to_all", "output tensors")
         check_count(len(tensors), self._size, "all_to_all", "tensors")
         check_fits(outputs[self._rank], tensors[self._rank], "all_to_all")
@@ -196,7 +200,7 @@ class MPIGroup(dist.ProcessGroup):
         tensor: Tensor,
         output_sizes: Sequence[int] | None = None,
         sizes: Sequence[int] | None = None,
-        opts: Any = None,
+        opts: Opts = None,
     ) -> MPIWork:
         output_sizes, sizes = list(output_sizes or ()), list(sizes or ())
         check_split(output, output_sizes, self._size)
@@ -204,7 +208,7 @@ class MPIGroup(dist.ProcessGroup):
         steps = collectives.all_to_all_single(self._comms, output, tensor, output_sizes, sizes)
         return self._collect("all_to_all_single", [output, tensor], opts, steps)
 
-    def barrier(self, opts: Any = None, **_: Any) -> MPIWork:
+    def barrier(self, opts: Opts = None, **_: Opts) -> MPIWork:
         return self._collect("barrier", [], opts, collectives.barrier(self._comms))
 
     def monitored_barrier(
@@ -288,10 +292,10 @@ class MPIGroup(dist.ProcessGroup):
     def _get_sequence_number_for_group(self) -> int:
         return self._number
 
-    def _start_coalescing(self, device: Any = None) -> None:
+    def _start_coalescing(self, device: torch.device | None = None) -> None:
         self._joined = []
 
-    def _end_coalescing(self, device: Any = None) -> JoinedWork:
+    def _end_coalescing(self, device: torch.device | None = None) -> JoinedWork:
         works, self._joined = self._joined or [], None
         return JoinedWork(works)
 
@@ -328,8 +332,8 @@ class MPIGroup(dist.ProcessGroup):
         self,
         name: str,
         tensors: Sequence[Tensor],
-        opts: Any,
-        steps: Steps[Any],
+        opts: Opts,
+        steps: Steps[object],
         timeout_s: float | None = None,
     ) -> MPIWork:
         devices = self._check(tensors, name)
@@ -355,7 +359,7 @@ class MPIGroup(dist.ProcessGroup):
         self,
         name: str,
         tensors: list[Tensor],
-        steps: Steps[Any],
+        steps: Steps[object],
         sources: list[int],
         cancels: bool = False,
     ) -> MPIWork:
@@ -382,7 +386,7 @@ class MPIGroup(dist.ProcessGroup):
         place = f"rank {self._rank} of {self._size} in group {self._name!r}"
         return GroupError(f"{place}, {name}{what}, number {number}: {reason}")
 
-    def _seconds(self, opts: Any) -> float:
+    def _seconds(self, opts: Opts) -> float:
         """The timeout of this call, or else of the group."""
         timeout: timedelta | None = getattr(opts, "timeout", None)
         seconds = timeout.total_seconds() if timeout is not None else 0.0

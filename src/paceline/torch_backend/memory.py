@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ class _Memory:
     resize it after a collective: the batched PowerSGD hook and FSDP do.
     """
 
-    def __init__(self, tensor: Tensor, dtype: np.dtype[Any]) -> None:
+    def __init__(self, tensor: Tensor, dtype: np.dtype[np.generic]) -> None:
         assert tensor.is_cpu and tensor.is_contiguous()  # noqa: PT018
         self._tensor = tensor  # the array keeps this object, and so the memory
         self.__array_interface__ = {
@@ -48,5 +48,5 @@ def numbers_of(tensor: Tensor) -> Buffer:
 
 
 @cache
-def _numpy_type(dtype: torch.dtype) -> np.dtype[Any]:
-    return cast("np.dtype[Any]", torch.empty(0, dtype=dtype).numpy().dtype)
+def _numpy_type(dtype: torch.dtype) -> np.dtype[np.generic]:
+    return cast("np.dtype[np.generic]", torch.empty(0, dtype=dtype).numpy().dtype)

@@ -7,7 +7,6 @@ rounding after every addition loses more. Booleans are bits: their sum is "any".
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,12 +17,12 @@ from paceline.errors import WorldError
 from paceline.torch_backend.memory import numbers_of
 from paceline.torch_backend.tensors import name_of, plain, write
 
-_BITS: dict[Any, ReduceOpName] = {
+_BITS: dict[ReduceOp.RedOpType, ReduceOpName] = {
     ReduceOp.RedOpType.BAND: "and",
     ReduceOp.RedOpType.BOR: "or",
     ReduceOp.RedOpType.BXOR: "xor",
 }
-_HOW: dict[Any, ReduceOpName] = {
+_HOW: dict[ReduceOp.RedOpType, ReduceOpName] = {
     ReduceOp.RedOpType.SUM: "sum",
     ReduceOp.RedOpType.AVG: "sum",
     ReduceOp.RedOpType.PRODUCT: "product",
@@ -44,7 +43,7 @@ _NARROW_BYTES = 2
 class Reduction:
     """An operation on tensors of one type."""
 
-    def __init__(self, kind: Any, dtype: torch.dtype, what: str) -> None:
+    def __init__(self, kind: ReduceOp.RedOpType, dtype: torch.dtype, what: str) -> None:
         """Raises a WorldError if the operation is undefined for the type."""
         self._averages = kind == ReduceOp.RedOpType.AVG
         if kind not in _HOW:
@@ -80,7 +79,7 @@ class Reduction:
 
 
 @cache
-def reduction_of(kind: Any, dtype: torch.dtype, what: str) -> Reduction:
+def reduction_of(kind: ReduceOp.RedOpType, dtype: torch.dtype, what: str) -> Reduction:
     """The reduction of this kind, for the call named `what`."""
     return Reduction(kind, dtype, what)
 
@@ -112,5 +111,5 @@ def _work_type(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if narrow else dtype
 
 
-def _name(kind: Any) -> str:
+def _name(kind: ReduceOp.RedOpType) -> str:
     return str(kind).rpartition(".")[2]

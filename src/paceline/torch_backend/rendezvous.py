@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any
 from urllib.parse import parse_qs, urlparse
 
 import torch.distributed as dist
@@ -29,7 +28,7 @@ _KEY = "paceline"
 
 
 def mpi_rendezvous(
-    url: str, timeout: timedelta = timedelta(minutes=30), **_: Any
+    url: str, timeout: timedelta = timedelta(minutes=30), **_: object
 ) -> Iterator[tuple[dist.Store, int, int]]:
     """The handler of mpi4py://: a store that all ranks reach, this rank, and the world size."""
     world = join().world

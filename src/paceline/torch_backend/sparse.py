@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.distributed import ReduceOp
@@ -15,7 +13,7 @@ from paceline.torch_backend.collectives import all_gather_single, exchange
 _SUMS = (ReduceOp.RedOpType.SUM, ReduceOp.RedOpType.AVG)
 
 
-def check_sparse(tensors: list[Tensor], kind: Any) -> None:
+def check_sparse(tensors: list[Tensor], kind: ReduceOp.RedOpType) -> None:
     """Refuse what cannot be summed, before anything starts."""
     for tensor in tensors:
         if tensor.layout != torch.sparse_coo or not tensor.is_cpu:
@@ -28,7 +26,9 @@ def check_sparse(tensors: list[Tensor], kind: Any) -> None:
         raise WorldError(f"all_reduce: sparse tensors support SUM and AVG, not {asked}")
 
 
-def sum_sparse(comms: AsyncComms, tensors: list[Tensor], kind: Any) -> Steps[list[Tensor]]:
+def sum_sparse(
+    comms: AsyncComms, tensors: list[Tensor], kind: ReduceOp.RedOpType
+) -> Steps[list[Tensor]]:
     """Overwrite every rank's tensors with the sum, or the average, over all ranks."""
     for tensor in tensors:
         total = yield from _sum(comms, tensor.detach().coalesce())

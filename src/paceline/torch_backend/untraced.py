@@ -30,5 +30,5 @@ def untraced(cls: Class) -> Class:
 
 
 def _methods(cls: type) -> list[FunctionType]:
-    found: list[Any] = [getattr(one, "fget", one) for one in vars(cls).values()]
+    found = [getattr(one, "fget", one) for one in vars(cls).values()]
     return [one for one in found if isinstance(one, FunctionType)]

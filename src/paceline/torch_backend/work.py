@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 import torch
 import torch.distributed as dist
@@ -19,6 +19,8 @@ from paceline.comm.nonblocking.progress import Operation, ProgressEngine
 from paceline.errors import WorldError
 from paceline.torch_backend.devices import Device
 from paceline.torch_backend.untraced import untraced
+
+Callback = Callable[[Future], object]
 
 
 class GroupError(WorldError, RuntimeError):
@@ -80,22 +82,22 @@ class OperationFuture(Future):
         self._callbacks, self._devices = callbacks, devices
         operation.when_over(partial(_complete, self))
 
-    def wait(self) -> Any:
+    def wait(self) -> object:
         """Return its value or raise its error; waits as a Work does, so that callbacks may wait."""
         self._progress.wait(self._operation)
         return super().wait()
 
-    def then(self, callback: Any) -> Future:
+    def then(self, callback: Callback) -> Future:
         link = LinkFuture(self._callbacks, self._devices)
         self._operation.when_over(
             lambda over: self._callbacks.add(partial(self._call, link, callback, over))
         )
         return link
 
-    def add_done_callback(self, callback: Any) -> None:
+    def add_done_callback(self, callback: Callback) -> None:
         self.then(callback)
 
-    def _call(self, link: LinkFuture, callback: Any, over: Operation) -> None:
+    def _call(self, link: LinkFuture, callback: Callback, over: Operation) -> None:
         # The thread that ended the operation may not have set our own value yet.
         done: Future = Future(devices=self._devices)
         _complete(done, over)
@@ -117,7 +119,7 @@ class LinkFuture(Future):
         self._next: list[Callable[[], None]] | None = []
         self._mutex = threading.Lock()
 
-    def run(self, callback: Any, source: Future) -> None:
+    def run(self, callback: Callback, source: Future) -> None:
         """Call back with the source, set the value, and run the next callbacks."""
         try:
             value = callback(source)
@@ -134,7 +136,7 @@ class LinkFuture(Future):
         for call in calls:
             call()
 
-    def then(self, callback: Any) -> Future:
+    def then(self, callback: Callback) -> Future:
         link = LinkFuture(self._callbacks, self._devices)
         call = partial(link.run, callback, self)
         with self._mutex:
@@ -144,7 +146,7 @@ class LinkFuture(Future):
         self._callbacks.add(call)
         return link
 
-    def add_done_callback(self, callback: Any) -> None:
+    def add_done_callback(self, callback: Callback) -> None:
         self.then(callback)
 
 

@@ -41,7 +41,7 @@ def build_replica(config: RunConfig, world: World) -> Replica:
         limit_threads(fair_threads(world))
     _check_unread(model, config)
     optimizer = config.optimizer
-    named = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
+    named: object = optimizer.settings() if isinstance(optimizer, OptimizerConfig) else optimizer
     options = {name: getattr(config, name) for name in _OPTIONS}
     given = {key: value for key, value in options.items() if value != _usual(key)}
     loss, named = _leave_compiled(model, config, config.loss, named)
@@ -54,7 +54,7 @@ def build_replica(config: RunConfig, world: World) -> Replica:
     return replica
 
 
-def _find_model(name: str) -> Any:
+def _find_model(name: str) -> object:
     """A function that makes the model which is named, or which lies in a file."""
     path = Path(name)
     if path.suffix not in FILES:
@@ -64,7 +64,7 @@ def _find_model(name: str) -> Any:
     return partial(load_file, path)
 
 
-def call_seeded(function: Any, seed: int) -> Any:
+def call_seeded(function: object, seed: int) -> Any:
     """What the function makes, from the same random numbers on every rank."""
     if not callable(function):
         raise ConfigError(f"model is {function!r}, expected a model or a function that makes it")
@@ -81,11 +81,13 @@ _OPTIONS = ("weights", "compile", "precision")
 """Settings that only some frameworks have."""
 
 
-def _usual(name: str) -> Any:
+def _usual(name: str) -> object:
     return RunConfig.model_fields[name].default
 
 
-def _leave_compiled(model: Any, config: RunConfig, loss: Any, optimizer: Any) -> tuple[Any, Any]:
+def _leave_compiled(
+    model: object, config: RunConfig, loss: object, optimizer: object
+) -> tuple[object, object]:
     """None for what a compiled Keras model has of its own, where the settings say nothing else."""
     if isinstance(loss, dict | list) and not hasattr(model, "stateless_call"):
         raise ConfigError("loss has several parts, which is for Keras models of several outputs")
@@ -98,7 +100,7 @@ def _leave_compiled(model: Any, config: RunConfig, loss: Any, optimizer: Any) ->
     )
 
 
-def _check_unread(model: Any, config: RunConfig) -> None:
+def _check_unread(model: object, config: RunConfig) -> None:
     """Refuse settings of what the model has of its own."""
     everything = ("optimizer", "loss") if isinstance(model, Replica) else ()
     brought = getattr(model, "brings", everything)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from paceline.checkpoint.tree import as_plain, split
 
@@ -47,21 +47,21 @@ class Callback:
 class CallbackList:
     """The callbacks of a run: notified of its events, and saved with it."""
 
-    def __init__(self, callbacks: Sequence[Any], trainer: Trainer) -> None:
+    def __init__(self, callbacks: Sequence[object], trainer: Trainer) -> None:
         self._callbacks, self._trainer = callbacks, trainer
 
-    def notify(self, event: str, *details: Any) -> None:
+    def notify(self, event: str, *details: object) -> None:
         """Call those that have a method of this name; they need not derive from Callback."""
         for callback in self._callbacks:
             function = getattr(callback, event, None)
             if function is not None:
                 function(self._trainer, *details)
 
-    def snapshot(self) -> list[Any]:
+    def snapshot(self) -> list[object]:
         """The state of each; None for one without."""
         return [_state_of(callback) for callback in self._callbacks]
 
-    def restore(self, saved: list[Any]) -> None:
+    def restore(self, saved: list[object]) -> None:
         """Give each its state back."""
         for callback, state in zip(self._callbacks, saved, strict=False):
             accept = getattr(callback, "accept_state", None)
@@ -69,7 +69,7 @@ class CallbackList:
                 accept(state)
 
 
-def _state_of(callback: Any) -> Any:
+def _state_of(callback: object) -> object:
     """Plain values that a callback wants back, if it has any; the checkpoint omits those that no
     file can hold."""
     state = getattr(callback, "state", None)

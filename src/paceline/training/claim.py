@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 from paceline.errors import ConfigError
 
@@ -68,7 +67,7 @@ class Claim:
 def _describe(file: int) -> str:
     """Who holds it, as written in the file."""
     try:
-        known: Any = json.loads(os.pread(file, 1000, 0))
+        known = json.loads(os.pread(file, 1000, 0))
         since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(known["since"]))
         return f"process {int(known['pid'])} on {known['host']!s:.60} since {since}"
     except (ValueError, TypeError, KeyError, OverflowError, OSError):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
@@ -15,10 +15,11 @@ from paceline.config.data import DataConfig
 from paceline.config.run import RunConfig
 from paceline.core.quantities import read_bytes
 from paceline.core.user_code import describe_failure
-from paceline.data import Stream, as_source, open_data
+from paceline.data import Source, Stream, as_source, open_data
 from paceline.data.builtin import mnist
 from paceline.data.cache.node_cache import NodeCache
 from paceline.data.cache.specs import copy_files
+from paceline.data.files.reader import Contents
 from paceline.data.fingerprint import describe_arrays, sum_samples
 from paceline.data.formats.image_folder import ImageFolder
 from paceline.data.open import reads_keys
@@ -45,7 +46,7 @@ def data_cache(config: RunConfig, world: World) -> Iterator[NodeCache | None]:
 
 def open_datasets(
     config: RunConfig, world: World, cache: NodeCache | None = None
-) -> tuple[Any, Any]:
+) -> tuple[Source | Stream, Source | Stream | None]:
     """Training and validation source; the second is None if there is nothing to validate on."""
     data = config.data
     train = data.train
@@ -83,7 +84,7 @@ def _is_at_hand(data_dir: str | None) -> bool:
     return data_dir is not None or (bool(pointed) and mnist.locate(pointed) is not None)
 
 
-def _check_used(config: RunConfig, specs: tuple[Any, Any]) -> None:
+def _check_used(config: RunConfig, specs: tuple[object, object]) -> None:
     """A setting that nothing reads is a mistake."""
     texts = [spec for spec in specs if isinstance(spec, str)]
     if config.data.dir is not None and "mnist" not in texts:
@@ -113,7 +114,7 @@ def _check_without_validation(config: RunConfig) -> None:
         )
 
 
-def _check_schedule(config: RunConfig, train: Any) -> None:
+def _check_schedule(config: RunConfig, train: Source | Stream) -> None:
     if isinstance(train, Stream) and config.schedule.warmup > 0:
         raise ConfigError(
             "schedule.warmup counts epochs, and the length of a stream is not known in its first; "
@@ -121,7 +122,7 @@ def _check_schedule(config: RunConfig, train: Any) -> None:
         )
 
 
-def _check_buffer(config: RunConfig, train: Any) -> None:
+def _check_buffer(config: RunConfig, train: Source | Stream) -> None:
     buffer = config.data.shuffle_buffer
     if buffer is None:
         return
@@ -139,7 +140,7 @@ def _check_buffer(config: RunConfig, train: Any) -> None:
         )
 
 
-def _check_classes(train: Any, validation: Any) -> None:
+def _check_classes(train: Source | Stream, validation: Source | Stream) -> None:
     """Classes are numbered by the folders that there are; the numbers must mean the same."""
     ours, theirs = (getattr(source, "dataset", None) for source in (train, validation))
     if not isinstance(ours, ImageFolder) or not isinstance(theirs, ImageFolder):
@@ -152,7 +153,7 @@ def _check_classes(train: Any, validation: Any) -> None:
         )
 
 
-def _check_loaders(config: RunConfig, train: Any) -> None:
+def _check_loaders(config: RunConfig, train: Source | Stream) -> None:
     loaders, prefetch = config.data.loaders, config.data.prefetch
     if loaders == 1:
         return
@@ -188,13 +189,13 @@ class _Facts(NamedTuple):
 
 
 def _open_everywhere(
-    config: RunConfig, world: World, spec: Any, part: str, cache: NodeCache | None
-) -> Any:
+    config: RunConfig, world: World, spec: object, part: str, cache: NodeCache | None
+) -> Source | Stream:
     """Open on every rank and compare, or fail on every rank: none waits for one that could not.
 
     Rank 0 reads what the files hold and shares it, so that the others need not open each.
     """
-    source: Any = None
+    source: Source | Stream | None = None
     contents = None
     there, error = _attempt(lambda: _fetch(spec, cache))
     if world.rank == 0 and error is None:
@@ -215,6 +216,7 @@ def _open_everywhere(
         if other.failure is not None:
             kind = type(other.failure)
             raise kind(f"rank {rank} ({other.node}) cannot open the {noun} data: {other.failure}")
+    assert source is not None, "a rank without data has failed"
     _compare(everyone, noun, source.name)
     return source
 
@@ -227,7 +229,7 @@ def _attempt(action: Callable[[], T]) -> tuple[T | None, Exception | None]:
         return None, error
 
 
-def _describe(source: Any, node: str) -> _Facts:
+def _describe(source: Source | Stream, node: str) -> _Facts:
     length = None if isinstance(source, Stream) else len(source)
     return _Facts(node, length, describe_arrays(source), sum_samples(source))
 
@@ -264,14 +266,20 @@ def _provide_mnist(data_dir: str | None) -> None:
         mnist.fetch()
 
 
-def _fetch(spec: Any, cache: NodeCache | None) -> Any:
+def _fetch(spec: object, cache: NodeCache | None) -> object:
     """The data set where this node has it: all ranks of a node copy its files together."""
     if cache is None or not isinstance(spec, str) or not _names_files(spec):
         return spec
     return copy_files(spec, cache)
 
 
-def _open(config: RunConfig, spec: Any, there: Any, part: str, contents: Any = None) -> Any:
+def _open(
+    config: RunConfig,
+    spec: object,
+    there: object,
+    part: str,
+    contents: Sequence[Contents] | None = None,
+) -> Source | Stream:
     if not isinstance(there, str):
         return as_source(there)
     data = config.data
@@ -283,6 +291,6 @@ def _open(config: RunConfig, spec: Any, there: Any, part: str, contents: Any = N
         shuffle_buffer=data.shuffle_buffer if part == "train" else None,
         contents=contents,
     )
-    if there != spec:
+    if isinstance(spec, str) and there != spec:
         source.name = spec  # messages are about the user's files, not about the copies
     return source

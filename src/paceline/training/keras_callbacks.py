@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BASE = "keras.src.callbacks.callback.Callback"
 
 
-def adapt_callbacks(callbacks: Sequence[Any]) -> list[Any]:
+def adapt_callbacks(callbacks: Sequence[object]) -> list[object]:
     """The callbacks as a Trainer calls them; those of Keras come together in one of ours, at the
     place of the first of them."""
     of_keras = [callback for callback in callbacks if _is_of_keras(callback)]
@@ -39,7 +39,7 @@ def adapt_callbacks(callbacks: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _is_of_keras(callback: Any) -> bool:
+def _is_of_keras(callback: object) -> bool:
     kinds = type(callback).__mro__
     return any(f"{kind.__module__}.{kind.__qualname__}" == _BASE for kind in kinds)
 
@@ -80,12 +80,12 @@ class RankZeroCallbacks:
         self._list = make() if world.rank == 0 else None
         self._rate: float | None = None
 
-    def notify(self, event: str, *details: Any) -> None:
+    def notify(self, event: str, *details: object) -> None:
         """Of an event after which the other ranks have nothing to do."""
         if self._list is not None:
             self._list.call(event, *details)
 
-    def run(self, event: str, *details: Any) -> tuple[bool, float | None]:
+    def run(self, event: str, *details: object) -> tuple[bool, float | None]:
         """On rank 0: whether they want to stop, and the learning rate that they leave."""
         assert self._list is not None, "only rank 0 has callbacks"
         with self._showing():
@@ -99,7 +99,7 @@ class RankZeroCallbacks:
             )
         return self._list.wishes()
 
-    def lead(self, event: str, *details: Any) -> bool:
+    def lead(self, event: str, *details: object) -> bool:
         """Of an event on all ranks: use the rate that they leave; whether they want to stop."""
         stop, self._rate = on_rank0(self._world, lambda: self.run(event, *details))
         self.use_rate(self._rate)
@@ -112,7 +112,7 @@ class RankZeroCallbacks:
         set_rate(self._replica.model.optimizer, rate)
 
     def lead_batch(
-        self, event: str, *details: Any, attached: Callable[[], bool] = lambda: True
+        self, event: str, *details: object, attached: Callable[[], bool] = lambda: True
     ) -> bool:
         """Of an event of a single batch, which is rank 0's own: nobody else could follow it to
         another rate. Whether they want to stop.
@@ -134,7 +134,7 @@ class RankZeroCallbacks:
             )
         return stop
 
-    def end(self, *details: Any) -> None:
+    def end(self, *details: object) -> None:
         """The training has ended: every rank's model becomes what they make of rank 0's."""
 
         def run() -> float | None:
@@ -159,7 +159,7 @@ _ADVICE = Advice(
 )
 
 
-def _is_keras_model(model: Any) -> bool:
+def _is_keras_model(model: object) -> bool:
     return any(kind.__module__.startswith("keras.") for kind in type(model).__mro__)
 
 
@@ -172,7 +172,7 @@ class KerasAdapter(Callback):
     training ends are the result.
     """
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
+    def __init__(self, callbacks: Sequence[object]) -> None:
         self._callbacks = list(callbacks)
         self._rates: RateBroadcast | None = None
 
@@ -228,7 +228,7 @@ class KerasAdapter(Callback):
             self._leading.use_rate(self._rates.close())
         self._leading.end()
 
-    def _lead(self, trainer: Trainer, event: str, *details: Any) -> None:
+    def _lead(self, trainer: Trainer, event: str, *details: object) -> None:
         """Rank 0's callbacks hear of an event; then all ranks do what they ask for."""
         stop = False
         if self._rates is None:
@@ -239,7 +239,7 @@ class KerasAdapter(Callback):
         if stop and trainer.world.rank == 0:
             trainer.stop()
 
-    def _lead_batch(self, trainer: Trainer, event: str, *details: Any) -> None:
+    def _lead_batch(self, trainer: Trainer, event: str, *details: object) -> None:
         if self._leading.lead_batch(event, *details):
             trainer.stop()
 

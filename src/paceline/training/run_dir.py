@@ -15,13 +15,13 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from paceline.config.reading import read_yaml
 from paceline.config.run import RunConfig
 from paceline.core.files import json_safe
+from paceline.core.trees import Tree
 from paceline.errors import ConfigError
 from paceline.observe import History, TimeSplit, write_atomically
 from paceline.observe.trial import TRIAL
@@ -108,9 +108,7 @@ def make_fresh(config: RunConfig) -> Path:
     raise ConfigError(f"a thousand runs named {name} exist already; set run_dir")
 
 
-def summarise(
-    history: History, ranks: int, rule: str, seconds: float, stopped: str | None
-) -> dict[str, Any]:
+def summarise(history: History, ranks: int, rule: str, seconds: float, stopped: str | None) -> Tree:
     """The outcome of a run, as plain values."""
     last = history[-1] if history else None
     validated = next((r for r in reversed(history) if r.val_loss is not None), None)
@@ -137,7 +135,7 @@ def summarise(
     }
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Tree) -> None:
     """Write plain values; a number that is not finite becomes null."""
     write_atomically(path, json.dumps(json_safe(content), indent=1, allow_nan=False) + "\n")
 

@@ -16,7 +16,9 @@ from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
 from paceline.config.reading import read_config
 from paceline.config.run import RunConfig
-from paceline.data import Stream, batches_per_epoch
+from paceline.core.trees import Tree
+from paceline.core.vectors import checksum
+from paceline.data import Source, Stream, batches_per_epoch
 from paceline.data.cache.node_cache import NodeCache
 from paceline.errors import ConfigError
 from paceline.frameworks.random_state import seed_generators
@@ -29,6 +31,7 @@ from paceline.sync.interface import Exchange
 from paceline.sync.make import is_asynchronous, make_exchange, next_exchange_id
 from paceline.sync.replicas import start_equal
 from paceline.sync.settings import ExchangeContext
+from paceline.training.balance import make_balance
 from paceline.training.build import build_replica
 from paceline.training.callbacks import CallbackList
 from paceline.training.claim import Claim
@@ -54,7 +57,7 @@ class Result:
     model: Any
     """The trained model, the same on every rank."""
     history: History
-    summary: dict[str, Any]
+    summary: Tree
     run_dir: Path
 
 
@@ -71,18 +74,22 @@ class Trainer:
 
     def __init__(
         self,
-        model: Any = None,
-        train: Any = None,
-        validation: Any = None,
+        model: object = None,
+        train: object = None,
+        validation: object = None,
         *,
-        callbacks: Sequence[Any] = (),
+        callbacks: Sequence[object] = (),
         config: RunConfig | None = None,
         world: World | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> None:
         data = {"train": train, "validation": validation}
         given = {key: value for key, value in data.items() if value is not None}
-        layers = [{"model": model} if model is not None else {}, settings, {"data": given}]
+        layers: list[Tree] = [
+            {"model": model} if model is not None else {},
+            settings,
+            {"data": given},
+        ]
         if config is not None and (model is not None or given or settings):
             raise TypeError("Trainer takes a config or single settings, not both")
         self.config = config or read_config(*layers)
@@ -129,12 +136,12 @@ class Trainer:
         self.clock, self.history = Clock(), History()
         setup_logging(world.rank, world.size)
         seed_generators(config.seed)  # functions that make data may draw random numbers
-        data = Datasets(*open_datasets(config, world, cache))
+        data = self._open_data(cache)
         if not isinstance(data.train, Stream):
             self.clock.samples_per_epoch = len(data.train)
         self.replica = build_replica(config, world)
         start_equal(world, self.replica)
-        identity = self._identify(data.train)
+        identity = self._identify(data)
         resumed = self._find_resumed(identity)
         if resumed is not None:
             same = resumed.facts["optimizer"] == config.describe()["optimizer"]
@@ -155,7 +162,18 @@ class Trainer:
             getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
         )
 
-    def _make_exchange(self, train: Any, resumed: Resumed | None) -> Exchange:
+    def _open_data(self, cache: NodeCache | None) -> Datasets:
+        config, world, data = self.config, self.world, self.config.data
+        train, validation = open_datasets(config, world, cache)
+        balance = make_balance(train, world, data.cost, data.bucketing)
+        if balance is not None and is_asynchronous(config.rule, config.exchange, world):
+            raise ConfigError(
+                f"data.cost has no effect with rule {config.rule.name}: its workers take the next "
+                "batch when they are done with one; omit it"
+            )
+        return Datasets(train, validation, balance)
+
+    def _make_exchange(self, train: Source | Stream, resumed: Resumed | None) -> Exchange:
         config, world = self.config, self.world
         frame = ExchangeContext(
             exchange_id=next_exchange_id(world),
@@ -174,7 +192,7 @@ class Trainer:
             )
         return exchange
 
-    def _run(self, data: Datasets, identity: dict[str, Any], resumed: Resumed | None) -> str | None:
+    def _run(self, data: Datasets, identity: Tree, resumed: Resumed | None) -> str | None:
         """All epochs; the reason if they ended early."""
         config, world = self.config, self.world
         self.run_dir = on_rank0(
@@ -222,24 +240,25 @@ class Trainer:
         check_room(run_dir, replica.parameters().nbytes + replica.buffers().nbytes)
         return run_dir
 
-    def _identify(self, train: Any) -> dict[str, Any]:
+    def _identify(self, data: Datasets) -> Tree:
         """Facts that a resumed run must match."""
-        config = self.config
-        stream = isinstance(train, Stream)
+        config, (train, _, balance) = self.config, data
         facts = {
             "model": self.replica.layout.fingerprint(),
             "rule": config.rule.name,
             "seed": config.seed,
             "shuffle": config.data.shuffle,
-            "samples_of_data": None if stream else len(train),
+            "samples_of_data": None if isinstance(train, Stream) else len(train),
             "order_of_data": getattr(train, "order_facts", None) if config.data.shuffle else None,
             "asynchronous": is_asynchronous(config.rule, config.exchange, self.world),
+            "costs_of_data": None if balance is None else checksum(balance.costs),
+            "bucketing": config.data.bucketing,
         }
         if facts["asynchronous"]:  # batches are numbered through the run
             facts["batch"] = config.data.batch_size * config.accumulate
         return facts
 
-    def _find_resumed(self, identity: dict[str, Any]) -> Resumed | None:
+    def _find_resumed(self, identity: Tree) -> Resumed | None:
         config, world = self.config, self.world
         self._found = on_rank0(world, lambda: find_run_dir(config))
         resumed = find_resumed(config.resume, self._found, world)
@@ -251,7 +270,7 @@ class Trainer:
         """For how many workers batches are numbered: those that the run began with."""
         return self.world.size if resumed is None else int(resumed.facts["numbered_for"])
 
-    def _batches_to_grant(self, train: Any, resumed: Resumed | None) -> int:
+    def _batches_to_grant(self, train: Source | Stream, resumed: Resumed | None) -> int:
         """Of the whole run, if it is asynchronous."""
         config = self.config
         if not is_asynchronous(config.rule, config.exchange, self.world):
@@ -259,7 +278,7 @@ class Trainer:
         size = config.data.batch_size * config.accumulate
         return config.epochs * batches_per_epoch(train, size, self._numbered_for(resumed))
 
-    def _describe(self, train: Any) -> str:
+    def _describe(self, train: Source | Stream) -> str:
         config, world, exchange = self.config, self.world, self._exchange
         nodes = len(set(world.allgather_values(world.node)))
         batch = config.data.batch_size * config.accumulate
@@ -271,6 +290,6 @@ class Trainer:
         )
         return "\n".join(filter(None, (text, exchange.describe())))
 
-    def _save(self, summary: dict[str, Any]) -> None:
+    def _save(self, summary: Tree) -> None:
         save_model(self.replica.save, self.run_dir)
         write_json(self.run_dir / "summary.json", summary)

@@ -27,7 +27,7 @@ def command_lines(parent: int | None = None) -> list[str]:
     return found
 
 
-def test_the_undertaker_does_not_show_the_folder_and_removes_it(tmp_path):
+def test_the_reaper_does_not_show_the_folder_and_removes_it(tmp_path):
     folder = tmp_path / "paceline-1-secret"
     folder.mkdir(mode=0o700)
     program = (
@@ -81,7 +81,7 @@ def test_the_keeper_does_not_show_the_folder(tmp_path):
     assert wait_until_gone(folder)
 
 
-def test_a_dismissed_undertaker_leaves_the_folder(tmp_path):
+def test_a_dismissed_reaper_leaves_the_folder(tmp_path):
     with reaper_beside(tmp_path, None):
         pass
     assert tmp_path.exists()

@@ -70,7 +70,7 @@ def test_a_trial_that_has_ended_is_signalled_only_before_it_is_reaped(alone, pol
     assert all(held for _, held in signalled)
 
 
-def test_the_undertaker_kills_nobody_when_all_are_gone(monkeypatch, tmp_path):
+def test_the_reaper_kills_nobody_when_all_are_gone(monkeypatch, tmp_path):
     """By then the number of the session may be somebody else's."""
     killed = []
     monkeypatch.setattr(reaper, "members", lambda session, folder: iter(()))

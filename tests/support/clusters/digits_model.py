@@ -16,7 +16,7 @@ SLOW_S = float(os.environ.get("SLOW_S", "0"))
 if not Path("run/checkpoints").is_dir():
     SLOW_S += float(os.environ.get("SLOW_AT_FIRST_S", "0"))
 LR = 0.02
-"""Small: workers at their own pace stay stable with gradients many steps old."""
+"""Small: asynchronous workers stay stable with gradients many steps old."""
 
 
 def build():

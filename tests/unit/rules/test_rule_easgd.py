@@ -92,7 +92,7 @@ def test_what_is_answered_is_the_move():
 
 
 def meet_at_once(rule, replicas, centre, meetings=1, weights=None):
-    """Synchronous meetings of workers that do not move in between."""
+    """Synchronous exchanges of workers that do not move in between."""
     course = set_out(rule, centre, len(replicas), weights, lr=1.0)
     course.replicas[:] = replicas
     for _ in range(meetings):
@@ -116,7 +116,7 @@ def test_a_synchronous_centre_moves_to_the_mean_by_beta():
     assert course.replicas == pytest.approx(replicas - 0.2 * (replicas - 1.0), rel=1e-14)
 
 
-def test_a_synchronous_meeting_conserves_the_sum_of_all():
+def test_a_synchronous_exchange_conserves_the_sum_of_all():
     replicas = np.random.default_rng(4).normal(size=(3, 100))
     course = meet_at_once(EASGD(every=1, synchronous=True), replicas, np.ones(100), meetings=5)
     after = course.replicas.sum(axis=0) + course.middle()

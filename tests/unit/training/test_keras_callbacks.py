@@ -1,4 +1,4 @@
-"""Callbacks of Keras among ours, and how a learning rate gets to workers at their own pace."""
+"""Callbacks of Keras among ours, and how a learning rate gets to asynchronous workers."""
 
 import numpy as np
 import pytest

@@ -101,7 +101,7 @@ def test_without_keep_pace_ranks_drift_apart():
     assert len(set(run_world(2, program))) == 2
 
 
-def test_epochs_differ_and_deal_every_sample_once():
+def test_epochs_differ_and_shard_every_sample_once():
     values = np.arange(40)
 
     def program(world):

@@ -83,7 +83,9 @@ class JobRequest:
 
 
 def make_request(
-    given: Mapping[str, Any], fixed: Mapping[str, Any], check: Callable[[JobRequest], list[str]]
+    given: Mapping[str, object],
+    fixed: Mapping[str, object],
+    check: Callable[[JobRequest], list[str]],
 ) -> JobRequest:
     """A request from options as they were typed, and from values known already.
 
@@ -158,7 +160,7 @@ def _line(text: str) -> str:
     return text
 
 
-def _each(read: Callable[[str], Any]) -> Callable[[list[str]], tuple[Any, ...]]:
+def _each(read: Callable[[str], object]) -> Callable[[list[str]], tuple[object, ...]]:
     return lambda texts: tuple(read(text) for text in texts)
 
 
@@ -187,7 +189,7 @@ _POSITIVE = (_whole(1), "a whole number of 1 or more")
 _TEXT = (_line, "text on one line")
 _TIME = (read_time, 'a time with its unit, as "90s", "30m", "2h", or "12:00:00", "1-12:00:00"')
 
-_READERS: dict[str, tuple[Callable[[Any], Any], str]] = {
+_READERS: dict[str, tuple[Callable[[Any], object], str]] = {
     "nodes": _POSITIVE,
     "ranks_per_node": _POSITIVE,
     "threads": _POSITIVE,

@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable
 from threading import Lock
-from typing import Any
 
 import numpy as np
 
@@ -98,7 +97,7 @@ class BlockCache:
         self._lock = Lock()
         self._slots: OrderedDict[int, _Slot] = OrderedDict()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return BlockCache, (self.limit_bytes,)  # another process begins with an empty one
 
     def get(self, number: int, read: Callable[[], Arrays]) -> Arrays:

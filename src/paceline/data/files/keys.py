@@ -32,22 +32,22 @@ class Keys:
     ((1, 2), 3)
     """
 
-    inputs: Any
-    targets: Any = None
+    inputs: object
+    targets: object = None
 
     def names(self) -> list[Any]:
         """All of them, inputs first."""
         targets = [] if self.targets is None else list(leaves(self.targets))
         return [*leaves(self.inputs), *targets]
 
-    def arrange(self, values: Iterable[Any]) -> tuple[Any, Any]:
+    def arrange(self, values: Iterable[object]) -> tuple[object, object]:
         """Inputs and targets of the same structure, with these values in place of the names."""
         left = iter(values)
         inputs = map_leaves(lambda _: next(left), self.inputs)
         targets = self.targets
         return inputs, None if targets is None else map_leaves(lambda _: next(left), targets)
 
-    def expand(self, replace: Callable[[str], Any]) -> "Keys":
+    def expand(self, replace: Callable[[str], object]) -> "Keys":
         """Each name replaced, by other names if it stands for several."""
         targets = self.targets
         return Keys(
@@ -56,7 +56,7 @@ class Keys:
         )
 
 
-def read_keys(value: Any) -> Keys | None:
+def read_keys(value: object) -> Keys | None:
     """The setting `data.keys`.
 
     >>> read_keys([{"image": "pixels"}, "class"])
@@ -70,14 +70,14 @@ def read_keys(value: Any) -> Keys | None:
     return Keys(inputs, targets)
 
 
-def _read_names(part: Any, value: Any) -> Any:
+def _read_names(part: object, value: object) -> object:
     if isinstance(part, str) and part:
         return part
     if isinstance(part, Mapping) and part and all(isinstance(name, str) for name in part):
         return {name: _read_names(item, value) for name, item in part.items()}
-    plain = isinstance(part, tuple | list) and part
-    if plain and all(isinstance(name, str) and name for name in part):
-        return tuple(part)
+    names = part if isinstance(part, tuple | list) else ()
+    if names and all(isinstance(name, str) and name for name in names):
+        return tuple(names)
     raise ConfigError(f"data.keys is {value!r}, expected: {FORMS}")
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
-from typing import Any
 
 from paceline.data.files.file_guard import FileGuard
 from paceline.data.files.keys import Keys
@@ -34,16 +33,18 @@ class OpenFiles:
     A file that is opened again must be unchanged. A forked process opens its own.
     """
 
-    def __init__(self, open_file: OpenFile, keys: Keys | None, known: Any = None) -> None:
+    def __init__(
+        self, open_file: OpenFile, keys: Keys | None, known: dict[Path, Contents] | None = None
+    ) -> None:
         self.keys = keys
-        self.known: dict[Path, Contents] = known or {}
+        self.known = known or {}
         """Contents of the files that were inspected."""
         self._open_file = open_file
         self._lock = Lock()
         self._opened: OrderedDict[Path, _Opened] = OrderedDict()
         self._process = os.getpid()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return OpenFiles, (self._open_file, self.keys, self.known)
 
     @contextmanager

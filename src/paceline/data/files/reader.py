@@ -43,7 +43,7 @@ class Contents:
     keys: Keys
     columns: tuple[Column, ...]
     edges: np.ndarray | None
-    index: Any
+    index: object
     """What the reader had to scan the file for; None where a header says it all."""
     checks: list[tuple[int, int]]
     """Size and checksum of some blocks, of each file."""
@@ -72,7 +72,7 @@ class Reader(Protocol):
         ...
 
     @property
-    def index(self) -> Any:
+    def index(self) -> object:
         """Plain values that spare the next reader of this file from scanning it, or None."""
         ...
 

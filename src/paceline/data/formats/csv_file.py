@@ -1,10 +1,12 @@
 """CSV files: scanned once for where rows begin, then read a block of rows at a time."""
 
+from __future__ import annotations
+
 import codecs
 import csv
 import io
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +21,9 @@ from paceline.data.formats.tables import (
     import_arrow,
 )
 from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 LONGEST_LINE_BYTES = 64_000_000
 NEWLINE, RETURN = 10, 13
@@ -39,7 +44,7 @@ class CsvFile:
         self.index: Index = index_rows(path, begin) if index is None else index
         self._places, self.edges = self.index
         self.samples = int(self.edges[-1])
-        self._types: dict[str, Any] = {}
+        self._types: dict[str, pyarrow.DataType] = {}
         self.columns: tuple[Column, ...] = ()
         if self.samples:
             self._types = self._choose_types(self._parse(0))
@@ -53,7 +58,7 @@ class CsvFile:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _parse(self, block: int) -> Any:
+    def _parse(self, block: int) -> pyarrow.Table:
         begin, end = int(self._places[block]), int(self._places[block + 1])
         with self._path.open("rb") as file:
             file.seek(begin)
@@ -68,7 +73,7 @@ class CsvFile:
             ),
         )
 
-    def _choose_types(self, table: Any) -> dict[str, Any]:
+    def _choose_types(self, table: pyarrow.Table) -> dict[str, pyarrow.DataType]:
         """In a matrix, a column that begins with whole numbers may have fractions later."""
         pyarrow = import_arrow("lib")
         types = {name: table.schema.field(name).type for name in table.schema.names}

@@ -1,9 +1,11 @@
 """HDF5 files, read in blocks of whole chunks."""
 
+from __future__ import annotations
+
 import math
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +13,9 @@ from paceline.core.regular_files import check_regular
 from paceline.data.files.keys import Keys, choose_keys, missing_names
 from paceline.data.files.reader import BLOCK_BYTES, Column, check_numbers, cut_evenly, need
 from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    import h5py
 
 CHUNK_CACHE_BYTES = 2**20
 """HDF5's own, for each dataset of an open file; it helps only with chunks that span blocks."""
@@ -68,7 +73,7 @@ class Hdf5File:
             raise missing_names(missing, found, path, "dataset")
 
 
-def _datasets_in(found: Any, name: str, path: Path) -> Any:
+def _datasets_in(found: h5py.Dataset | h5py.Group, name: str, path: Path) -> str | tuple[str, ...]:
     """The name, or the names of what the group of this name holds."""
     if not hasattr(found, "keys"):
         return name
@@ -83,7 +88,7 @@ def _datasets_in(found: Any, name: str, path: Path) -> Any:
     return names
 
 
-def _describe(dataset: Any, path: Path) -> Column:
+def _describe(dataset: h5py.Dataset, path: Path) -> Column:
     name = dataset.name.lstrip("/")
     if not hasattr(dataset, "dtype") or not dataset.shape:
         raise DataError(
@@ -107,7 +112,7 @@ def _check_size(shape: tuple[int, ...], dtype: np.dtype, name: str, path: Path) 
         )
 
 
-def _check_parts(dataset: Any, name: str, path: Path) -> None:
+def _check_parts(dataset: h5py.Dataset, name: str, path: Path) -> None:
     """HDF5 reads zeros where a part of a virtual dataset is missing."""
     for source in dataset.virtual_sources() if dataset.is_virtual else ():
         part = source.file_name
@@ -117,7 +122,7 @@ def _check_parts(dataset: Any, name: str, path: Path) -> None:
         _check_part(part, name, path)
 
 
-def _check_links(file: Any, name: str, path: Path) -> None:
+def _check_links(file: h5py.File, name: str, path: Path) -> None:
     """A name, or a group in its path, may be a link into another file."""
     steps = [step for step in name.split("/") if step]
     for last in range(1, len(steps) + 1):
@@ -144,7 +149,7 @@ def _check_part(part: str, name: str, path: Path) -> None:
     )
 
 
-def _agree_on_length(datasets: list[Any], path: Path) -> int:
+def _agree_on_length(datasets: list[h5py.Dataset], path: Path) -> int:
     lengths = {dataset.name.lstrip("/"): len(dataset) for dataset in datasets}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{name} {length}" for name, length in lengths.items())
@@ -154,7 +159,7 @@ def _agree_on_length(datasets: list[Any], path: Path) -> int:
     return next(iter(lengths.values()))
 
 
-def _rows_per_block(datasets: list[Any], columns: tuple[Column, ...]) -> int:
+def _rows_per_block(datasets: list[h5py.Dataset], columns: tuple[Column, ...]) -> int:
     """Whole chunks of the largest dataset: HDF5 always unpacks a whole chunk."""
     wanted = max(1, BLOCK_BYTES // max(1, sum(column.sample_bytes for column in columns)))
     sizes = [column.sample_bytes for column in columns]

@@ -1,11 +1,13 @@
 """Folders of images, one folder for each class."""
 
+from __future__ import annotations
+
 import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 from urllib.parse import parse_qsl
 
 import numpy as np
@@ -14,6 +16,9 @@ from paceline.core.regular_files import open_regular
 from paceline.data.files.paths import exists
 from paceline.data.files.reader import blamed_on, need
 from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm")
 GREY = ("1", "L", "I", "F", "I;16", "LA")
@@ -120,7 +125,7 @@ def decode(
     return pixels
 
 
-def _pixels(image: Any, look: Look, mode: str) -> np.ndarray:
+def _pixels(image: Image.Image, look: Look, mode: str) -> np.ndarray:
     image = image.convert(mode)
     if look.size is not None and image.size != look.size:
         image = image.resize(look.size)

@@ -6,7 +6,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -20,7 +20,7 @@ from paceline.data.number_types import LONG_DOUBLES, NO_LONG_DOUBLES, NUMBERS
 from paceline.errors import DataError, PacelineError
 
 NPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK"
-_HEADERS: dict[tuple[int, int], Callable[[Any], tuple[tuple[int, ...], bool, np.dtype]]] = {
+_HEADERS: dict[tuple[int, int], Callable[[IO[bytes]], tuple[tuple[int, ...], bool, np.dtype]]] = {
     (1, 0): npy_format.read_array_header_1_0,
     (2, 0): npy_format.read_array_header_2_0,
 }

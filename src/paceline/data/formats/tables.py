@@ -1,18 +1,23 @@
 """Columns of tables as arrays, and Parquet files, read a group of rows at a time."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from threading import Lock
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from paceline.data.files.keys import Keys, list_names, missing_names
 from paceline.data.files.reader import Column, check_numbers, need
 from paceline.errors import DataError
+
+if TYPE_CHECKING:
+    import pyarrow
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ def columns_of(keys: Keys) -> list[str]:
     return list(dict.fromkeys(name for leaf in keys.names() for name in _names(leaf)))
 
 
-def gather(table: Any, keys: Keys, path: Path) -> list[np.ndarray]:
+def gather(table: pyarrow.Table | pyarrow.RecordBatch, keys: Keys, path: Path) -> list[np.ndarray]:
     """The arrays of these rows, one for each name or matrix."""
     columns = {name: _as_array(table.column(name), name, path) for name in columns_of(keys)}
     return [
@@ -63,7 +68,9 @@ def gather(table: Any, keys: Keys, path: Path) -> list[np.ndarray]:
     ]
 
 
-def describe(table: Any, keys: Keys, path: Path) -> tuple[Column, ...]:
+def describe(
+    table: pyarrow.Table | pyarrow.RecordBatch, keys: Keys, path: Path
+) -> tuple[Column, ...]:
     """Shape and type of a sample in each array, from some rows of the table."""
     arrays = gather(table, keys, path)
     return tuple(
@@ -113,17 +120,17 @@ def import_arrow(module: str) -> ModuleType:
         raise need("tables", "pyarrow", error) from error
 
 
-def _as_matrices(part: Any) -> Any:
+def _as_matrices(part: object) -> object:
     if isinstance(part, Mapping):
         return {name: _as_matrices(item) for name, item in part.items()}
     return Matrix(part) if isinstance(part, tuple) else part
 
 
-def _names(leaf: Any) -> tuple[str, ...]:
+def _names(leaf: str | Matrix) -> tuple[str, ...]:
     return leaf.names if isinstance(leaf, Matrix) else (leaf,)
 
 
-def _as_array(column: Any, name: str, path: Path) -> np.ndarray:
+def _as_array(column: pyarrow.Array | pyarrow.ChunkedArray, name: str, path: Path) -> np.ndarray:
     """A column of numbers, or of lists of them that are all of one length."""
     if column.null_count:
         raise DataError(
@@ -147,7 +154,7 @@ def _as_array(column: Any, name: str, path: Path) -> np.ndarray:
     return inner.reshape(len(column), length, *inner.shape[1:])
 
 
-def _check_type(array: np.ndarray, column: Any, name: str, path: Path) -> np.dtype:
+def _check_type(array: np.ndarray, column: pyarrow.Array, name: str, path: Path) -> np.dtype:
     if array.dtype.kind == "O":
         raise DataError(
             f"column {name} of {path} holds {column.type}, expected numbers; write classes as "

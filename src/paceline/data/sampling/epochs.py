@@ -16,6 +16,7 @@ from paceline.data.sampling.shards import (
     rank_bounds,
     smallest_step,
 )
+from paceline.data.sampling.split import CountSplit, EpochSplit
 from paceline.data.sources import Source
 from paceline.data.streams import Stream
 from paceline.errors import DataError
@@ -32,6 +33,7 @@ def training_batches(
     epoch: int = 0,
     shuffle: bool = True,
     remainder: EpochRemainder | None = None,
+    split: EpochSplit | None = None,
     taken: int = 0,
     prefetch: int | None = None,
     loaders: int = 1,
@@ -39,7 +41,8 @@ def training_batches(
     """This rank's batches of this epoch; every rank gets the same number of them.
 
     Over all ranks every sample comes exactly once. `remainder` is what was left of an interrupted
-    epoch (then a rank may get none), and `taken` how many of its batches this rank has had.
+    epoch (then a rank may get none), and `taken` how many of its batches this rank has had. `split`
+    says which samples each rank takes (`split_epoch`), by default equally many.
     `prefetch` is how many batches are prepared ahead, by so many `loaders` (threads); None leaves
     it to the source, 0 starts no thread. A stream keeps its own order, whatever `shuffle` says, and
     is read by one thread.
@@ -51,13 +54,12 @@ def training_batches(
         depth = depth_ahead(source, prefetch, loaders=1)
         return prefetched(lambda: _split_stream(stream, shard, remainder, taken), depth)
     check_remainder(remainder, shard, len(source))
-    plan = remainder.plan(len(source))
+    whole = split or CountSplit(remainder, len(source))
 
     def shares() -> Iterator[np.ndarray]:
-        order = remainder.pick(order_of(source, seed, epoch, shuffle))
-        for step in range(taken, remainder.batches(len(source), shard.rank)):
-            begin, end = plan.bounds(step, shard.rank)
-            yield order[begin:end]
+        order = order_of(source, seed, epoch, shuffle)
+        for step in range(taken, whole.batches(shard.rank)):
+            yield order[whole.share(step, shard.rank)]
 
     depth = depth_ahead(source, prefetch, loaders)
     return prefetched(shares, depth, loaders, source.take)

@@ -48,45 +48,18 @@ class EpochRemainder:
         parts = [order[first:last] for first, last in _bounded(self.ranges, len(order))]
         return np.concatenate(parts) if parts else order[:0]
 
-    def batches(self, samples: int, rank: int) -> int:
-        """How many batches the rank takes in it."""
-        plan = self.plan(samples)
-        idle = plan.sharers is not None and rank >= plan.sharers
-        return 0 if idle or not plan.samples else len(plan)
-
-    def rest(self, samples: int | None, taken: Sequence[int]) -> Ranges:
-        """What is left when each rank has taken so many batches; `samples` is None for a stream.
-
-        >>> EpochRemainder(2, 5).rest(23, [1, 1])
-        ((10, 23),)
-        >>> EpochRemainder(2, 5).rest(23, [1, 2])
-        ((10, 17),)
-        """
-        if len(taken) != self.size:
-            raise CheckpointError(
-                f"{len(taken)} ranks took batches of an epoch that was split among {self.size}"
-            )
-        if samples is None:
-            return ((self._place_in_stream(taken), None),)
-        places = self.pick(np.arange(samples))
-        plan, left = self.plan(samples), np.zeros(len(places), bool)
-        for rank, done in enumerate(taken):
-            for step in range(done, len(plan) if len(places) else 0):
-                begin, end = plan.bounds(step, rank)
-                left[begin:end] = True
-        return _runs(places[left])
-
     def enter_stream(self, taken: int) -> int:
         """How many samples of a stream come before the batch that follows `taken` ones."""
         return self.first + taken * self.size * self.batch_size
 
-    def _place_in_stream(self, taken: Sequence[int]) -> int:
+    def rest_of_stream(self, taken: Sequence[int]) -> Ranges:
+        """What is left of a stream when each rank has taken so many batches."""
         if len(set(taken)) > 1:
             raise CheckpointError(
                 "the ranks were at different positions in a stream, so no other number of ranks "
                 f"can continue from there; start {self.size} ranks"
             )
-        return self.enter_stream(taken[0])
+        return ((self.enter_stream(taken[0]), None),)
 
 
 def check_remainder(remainder: EpochRemainder, shard: Shard, samples: int) -> None:
@@ -100,7 +73,7 @@ def _bounded(ranges: Ranges, samples: int) -> list[tuple[int, int]]:
     return [(first, samples if last is None else min(last, samples)) for first, last in ranges]
 
 
-def _runs(places: np.ndarray) -> Ranges:
+def as_ranges(places: np.ndarray) -> Ranges:
     """Ascending places as ranges."""
     if not len(places):
         return ()

@@ -48,6 +48,11 @@ class StepPlan:
         """The samples of all ranks in one full step."""
         return self.size * self.batch_size
 
+    @property
+    def ranks_with_samples(self) -> int:
+        """How many ranks get samples; the others have none in any step."""
+        return self.size if self.sharers is None else self.sharers
+
     def __len__(self) -> int:
         full, rest = divmod(self.samples, self.world_batch)
         least = self.least or smallest_step(self.size, self.batch_size)
@@ -65,10 +70,9 @@ class StepPlan:
     def bounds(self, step: int, rank: int) -> tuple[int, int]:
         """Where the rank's part of the step begins and ends in the epoch's order."""
         first, last = self.span(step)
-        sharers = self.size if self.sharers is None else self.sharers
-        if rank >= sharers:
+        if rank >= self.ranks_with_samples:
             return last, last
-        begin, end = rank_bounds(last - first, rank, sharers)
+        begin, end = rank_bounds(last - first, rank, self.ranks_with_samples)
         return first + begin, first + end
 
 
@@ -103,7 +107,7 @@ def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool = True) -> np
     """The order of the samples in this epoch: the same on all ranks, another in every epoch."""
     if not shuffle:
         return np.arange(samples)
-    order: np.ndarray = _draw(seed, epoch).permutation(samples)
+    order: np.ndarray = draw_for(seed, epoch).permutation(samples)
     return order
 
 
@@ -117,7 +121,7 @@ def windowed_order(edges: np.ndarray, window: int, seed: int, epoch: int) -> np.
     >>> windowed_order(np.array([0, 3, 6, 8]), 2, seed=1, epoch=0).tolist()
     [2, 0, 1, 4, 3, 5, 6, 7]
     """
-    draw = _draw(seed, epoch)
+    draw = draw_for(seed, epoch)
     blocks = draw.permutation(len(edges) - 1)
     lengths = np.diff(edges)[blocks]
     firsts = np.cumsum(lengths) - lengths
@@ -141,10 +145,12 @@ def order_of(source: Source, seed: int, epoch: int, shuffle: bool) -> np.ndarray
     return order
 
 
-def _draw(seed: int, epoch: int) -> np.random.Generator:
+def draw_for(seed: int, epoch: int, *purpose: int) -> np.random.Generator:
+    """Random numbers of an epoch, the same on all ranks; `purpose` tells several uses apart."""
     if seed < 0 or epoch < 0:
         raise ConfigError(f"seed is {seed} and epoch {epoch}, expected 0 or more")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    sequence = np.random.SeedSequence([seed, epoch, *purpose])
+    return np.random.Generator(np.random.PCG64(sequence))
 
 
 def check_batch_size(batch_size: int) -> None:

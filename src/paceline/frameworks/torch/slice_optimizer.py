@@ -7,8 +7,8 @@ slices and moves them for all. It works for optimizers that treat every element 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,8 +89,7 @@ class SliceOptimizer:
         self._counts_before = [0.0] * len(layout.entries)
         self.take_over_state()
 
-    @contextmanager
-    def stepping(self, present: Vector) -> Iterator[None]:
+    def stepping(self, present: Vector) -> AbstractContextManager[None]:
         """Around the steps of all chunks, each once.
 
         A parameter that is not `present`, since nobody has a gradient for it, is left alone.
@@ -98,8 +97,8 @@ class SliceOptimizer:
         self._follow_settings()
         self._counts += present != 0
         self._present = present.tolist()
-        with torch.no_grad():
-            yield
+        grad_mode: AbstractContextManager[None] = torch.no_grad()
+        return grad_mode
 
     def step(self, chunk: TorchChunk) -> None:
         """Step on a chunk whose gradient has been written."""

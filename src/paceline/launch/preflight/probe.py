@@ -33,6 +33,9 @@ from paceline.errors import LaunchError
 from paceline.launch.mpirun import find_mpirun
 from paceline.launch.preflight.node_info import NodeInfo, to_json
 
+Fields = dict[str, Any]
+"""Some of those of NodeInfo."""
+
 _ASK_LIBRARY = (
     "import json; from paceline.comm.mpi import library; print(json.dumps(library()._asdict()))"
 )
@@ -45,7 +48,7 @@ def read_node_info(env: Mapping[str, str] = os.environ) -> NodeInfo:
     return NodeInfo(**_software(), **_mpi(), **_machine(env), **_place(env), time_s=time.time())
 
 
-def _software() -> dict[str, Any]:
+def _software() -> Fields:
     return {
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
@@ -73,8 +76,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _mpi() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _mpi() -> Fields:
+    found: Fields = {}
     try:
         mpirun = find_mpirun()
         found |= {"mpirun": mpirun.path, "mpirun_kind": mpirun.kind}
@@ -84,7 +87,7 @@ def _mpi() -> dict[str, Any]:
     return found | read_library()
 
 
-def read_library() -> dict[str, Any]:
+def read_library() -> Fields:
     """Ask for the MPI library in a process of its own: one that does not fit may crash it."""
     if _version("mpi4py") is None:
         return {"libmpi_problem": "mpi4py is not installed"}
@@ -131,7 +134,7 @@ def explain(path: str | None, env: Mapping[str, str], prefix: str) -> str:
     return "the system's, found by the dynamic loader"
 
 
-def _machine(env: Mapping[str, str]) -> dict[str, Any]:
+def _machine(env: Mapping[str, str]) -> Fields:
     memory, free = read_memory()
     shm, shm_free = read_shared_memory()
     return {
@@ -149,7 +152,7 @@ def _machine(env: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _place(env: Mapping[str, str]) -> dict[str, Any]:
+def _place(env: Mapping[str, str]) -> Fields:
     host, commands = socket.gethostname(), find_commands(COMMANDS)
     return {
         "host": host,
@@ -164,7 +167,7 @@ def _place(env: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _job(env: Mapping[str, str]) -> dict[str, Any]:
+def _job(env: Mapping[str, str]) -> Fields:
     try:
         environment = detect(env)
     except LaunchError as error:

@@ -25,7 +25,7 @@ _BACKLOG = 1024
 _BY_PLACE = ("host_name", "port", "world_size", "is_master", "timeout")
 """The arguments that older torch passes by position."""
 
-Rendezvous = Callable[..., Iterator[tuple[Any, int, int]]]
+Rendezvous = Callable[..., Iterator[tuple[object, int, int]]]
 """A rendezvous of torch: given a URL, it yields a store, the rank and the number of ranks."""
 
 
@@ -79,7 +79,7 @@ class _ImportWatcher(MetaPathFinder):
 def _replace_stores(module: Any) -> None:
     plain = module.TCPStore
 
-    def open_store(*values: Any, **named: Any) -> Any:
+    def open_store(*values: Any, **named: Any) -> object:
         settings = {**dict(zip(_BY_PLACE, values, strict=False)), **named}
         address = loopback_of(str(settings.get("host_name", "")))
         if not address or not settings.get("is_master") or "master_listen_fd" in settings:
@@ -96,11 +96,11 @@ def _replace_stores(module: Any) -> None:
     module.TCPStore = open_store
 
 
-def _replace_environment(module: Any, rendezvous: Rendezvous) -> None:
+def _replace_environment(module: ModuleType, rendezvous: Rendezvous) -> None:
     handlers = module._rendezvous_handlers
     plain = handlers["env"]
 
-    def choose(url: str, **settings: Any) -> Iterator[tuple[Any, int, int]]:
+    def choose(url: str, **settings: object) -> Iterator[tuple[object, int, int]]:
         chosen: Rendezvous = plain if os.environ.get(ADDRESS) else rendezvous
         return chosen(url, **settings)
 

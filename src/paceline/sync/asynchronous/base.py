@@ -5,14 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from paceline.checkpoint.saver import OpenCheckpoint
-from paceline.checkpoint.tree import Tree
 from paceline.comm import Backoff, World
 from paceline.comm.rank0 import on_rank0
+from paceline.core.trees import Tree
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
 from paceline.data import BatchGrants
 from paceline.frameworks.replica import VectorModel
@@ -49,7 +48,7 @@ class AsynchronousExchange(Exchange):
         """The batches that it may take."""
         self.batches_wanted = 0
         """How many batches it wants to have in hand; 0 if none are granted."""
-        self.on_exchange: Callable[[dict[str, Any]], None] | None = None
+        self.on_exchange: Callable[[Tree], None] | None = None
         """Called with the facts of each exchange."""
         self.staleness: Counter[int] = Counter()
         self.exchanges = self.refused = 0
@@ -238,7 +237,7 @@ class AsynchronousExchange(Exchange):
         """The result once all have left."""
         return self._final
 
-    def exchange_stats(self) -> dict[str, Any]:
+    def exchange_stats(self) -> Tree:
         """This worker's exchanges, and how stale its view of the centre was at each."""
         histogram = {str(age): count for age, count in sorted(self.staleness.items())}
         facts = {"exchanges": self.exchanges, "staleness": histogram}
@@ -261,7 +260,7 @@ class AsynchronousExchange(Exchange):
         if reply.last > reply.first:
             self.grants.grant(reply.first, reply.last)
 
-    def _note(self, **facts: Any) -> None:
+    def _note(self, **facts: object) -> None:
         """An exchange has taken place."""
         self.exchanges += 1
         if self.on_exchange is not None:

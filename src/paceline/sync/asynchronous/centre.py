@@ -6,8 +6,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from paceline.checkpoint.tree import Tree
 from paceline.comm import World
+from paceline.core.trees import Tree
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
 from paceline.frameworks.replica import RoundsWeights, VectorModel
 from paceline.observe import Stopwatch

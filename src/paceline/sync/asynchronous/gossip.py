@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.checkpoint.tree import Tree
 from paceline.comm import ANY_RANK, Pending, World, wait_until
 from paceline.comm.wire import ErrorFeedback, make_codec
+from paceline.core.trees import Tree
 from paceline.core.vectors import Vector, fill_vectors
 from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import numpy.typing as npt
 
 from paceline.comm import Buffer
 from paceline.core.vectors import Vector, aligned_zeros
@@ -37,7 +36,7 @@ class Packet:
         """The head and so much of the payload, to send."""
         return self._all[: _FIELDS + -(-payload_bytes // 8)]
 
-    def vector(self, size: int, dtype: Any) -> Vector:
+    def vector(self, size: int, dtype: npt.DTypeLike) -> Vector:
         """The payload as a vector that is sent as it is."""
         return self.payload[: size * np.dtype(dtype).itemsize].view(dtype)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from paceline.comm import Backoff, Pending, World
+from paceline.core.chunks import Span
 from paceline.core.vectors import Vector
 from paceline.errors import WorldError
 from paceline.rules import PushTerms
@@ -33,7 +34,7 @@ class ShardServer:
         world: World,
         spec: CentreSpec,
         weights: Vector,
-        piece: slice,
+        piece: Span,
         workers: Sequence[int],
         on_error: Callable[[BaseException], None],
     ) -> None:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
+from paceline.core.chunks import Span
 from paceline.core.vectors import Vector
 from paceline.rules import CentreRule, PushTerms, State
 
@@ -17,15 +18,13 @@ from paceline.rules import CentreRule, PushTerms, State
 class WorkerPort(Protocol):
     """What the centre asks of a worker."""
 
-    def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
+    def write_push(self, piece: Span, terms: PushTerms, out: Vector) -> None:
         """Write what it pushes."""
 
-    def accept_reply(self, piece: slice, reply: Vector) -> None:
+    def accept_reply(self, piece: Span, reply: Vector) -> None:
         """Take the answer to a pull."""
 
-    def exchange_in_place(
-        self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
-    ) -> bool:
+    def exchange_in_place(self, piece: Span, centre: Vector, terms: PushTerms, out: Vector) -> bool:
         """Give, let the centre move and take, all at once if there is such a way."""
 
 
@@ -37,16 +36,14 @@ class InPlacePort:
         self.before = weights
         """The replica as it was when it asked."""
 
-    def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
+    def write_push(self, piece: Span, terms: PushTerms, out: Vector) -> None:
         self._rule.make_push(self._weights[piece], _cut(self._state, piece), terms, out)
 
-    def accept_reply(self, piece: slice, reply: Vector) -> None:
+    def accept_reply(self, piece: Span, reply: Vector) -> None:
         weights = self._weights[piece]
         self._rule.apply_reply(reply, weights, weights, _cut(self._state, piece))
 
-    def exchange_in_place(
-        self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
-    ) -> bool:
+    def exchange_in_place(self, piece: Span, centre: Vector, terms: PushTerms, out: Vector) -> bool:
         return self._rule.exchange_in_place(self._weights[piece], centre, terms, out)
 
 
@@ -66,16 +63,14 @@ class BufferedPort:
         if push:
             self._rule.make_push(self._weights, self._state, terms, self._sent)
 
-    def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
+    def write_push(self, piece: Span, terms: PushTerms, out: Vector) -> None:
         out[:] = self._sent[piece]
 
-    def accept_reply(self, piece: slice, reply: Vector) -> None:
+    def accept_reply(self, piece: Span, reply: Vector) -> None:
         self._reply[piece] = reply
         self._answered = True
 
-    def exchange_in_place(
-        self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
-    ) -> bool:
+    def exchange_in_place(self, piece: Span, centre: Vector, terms: PushTerms, out: Vector) -> bool:
         return False  # the replica is not to be touched now
 
     def unpack(self) -> None:
@@ -91,23 +86,21 @@ class DistanceProbe:
         self._port, self._rule, self._terms = port, rule, PushTerms()
         self._squared, self._answered = 0.0, False
 
-    def write_push(self, piece: slice, terms: PushTerms, out: Vector) -> None:
+    def write_push(self, piece: Span, terms: PushTerms, out: Vector) -> None:
         self._terms = terms
         self._port.write_push(piece, terms, out)
 
-    def accept_reply(self, piece: slice, reply: Vector) -> None:
+    def accept_reply(self, piece: Span, reply: Vector) -> None:
         self._add(reply, piece, self._terms)
         self._port.accept_reply(piece, reply)
 
-    def exchange_in_place(
-        self, piece: slice, centre: Vector, terms: PushTerms, out: Vector
-    ) -> bool:
+    def exchange_in_place(self, piece: Span, centre: Vector, terms: PushTerms, out: Vector) -> bool:
         done = self._port.exchange_in_place(piece, centre, terms, out)
         if done:
             self._add(out, piece, terms)
         return done
 
-    def _add(self, reply: Vector, piece: slice, terms: PushTerms) -> None:
+    def _add(self, reply: Vector, piece: Span, terms: PushTerms) -> None:
         apart = self._rule.distance(reply, self._port.before[piece], terms)
         self._squared += float(np.dot(apart, apart))
         self._answered = True
@@ -117,5 +110,5 @@ class DistanceProbe:
         return float(np.sqrt(self._squared)) if self._answered else None
 
 
-def _cut(state: State, piece: slice) -> State:
+def _cut(state: State, piece: Span) -> State:
     return {name: vector[piece] for name, vector in state.items()}

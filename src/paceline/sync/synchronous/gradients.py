@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from paceline.checkpoint.tree import Tree
 from paceline.comm import World
 from paceline.comm.allreduce.coded import VectorAllreduce, make_sums
 from paceline.comm.allreduce.powersgd import PowerSGDAllreduce
+from paceline.core.trees import Tree
 from paceline.core.vectors import Layout, copy_vectors, fill_vectors
 from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch

@@ -47,7 +47,8 @@ class StepMessage:
         watch.lap("wait")
         head = self._all.size - self.vector.size
         self._sum(self._all[: head if coded else head + vector.size])
-        outcome = StepHead.read(self._all, self._mark, self._world.size)
+        StepHead.check(self._all, self._mark, self._world.size)
+        outcome = StepHead.read(self._all)
         if coded and outcome.deferred:
             return outcome
         if coded and outcome.weight:

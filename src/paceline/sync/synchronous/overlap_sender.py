@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import NamedTuple
 
+from paceline.core.chunks import Span
 from paceline.core.vectors import Layout
 from paceline.errors import TrainingError
 
@@ -17,7 +18,7 @@ BUCKET_BYTES = 16 * 1024 * 1024
 class Bucket(NamedTuple):
     """Neighbouring parameters whose gradients travel together."""
 
-    piece: slice
+    piece: Span
     entries: tuple[int, ...]
 
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline.checkpoint.tree import Tree
 from paceline.comm import World
 from paceline.comm.nodes import nodes_of
 from paceline.core.chunks import length
+from paceline.core.trees import Tree
 from paceline.core.vectors import Layout, Vector, copy_vectors, fill_vectors
 from paceline.errors import TrainingError, WorldError
 from paceline.frameworks.replica import ShareableModel, VectorModel
@@ -70,7 +70,8 @@ class SharedParametersExchange(Exchange):
         ]
         self._watched = spread_spots(layout)
         self._seen = self._sample()
-        self._steps = 0
+        self._mark = context.exchange_id * 2.0**32
+        """Which exchange of the program this is, and which of its steps."""
 
     @property
     def bytes_sent(self) -> int:
@@ -96,8 +97,8 @@ class SharedParametersExchange(Exchange):
         self._check_untouched()
         _, present = self._model.collect_gradients()
         head = self._buffers.heads[self._rank]
-        self._steps += 1
-        StepHead.write(head, mine, self._mark())
+        self._mark += 1
+        StepHead.write(head, mine, self._mark)
         head[FIELDS:] = present
         watch.lap("compute")
         self._sums.begin()
@@ -118,8 +119,7 @@ class SharedParametersExchange(Exchange):
         self._seen = self._sample()
         self._model.clear_gradients()  # the user's own step, which follows, moves nothing
         rejected, head[REJECTED] = bool(head[REJECTED]), 0
-        outcome = StepHead.read(totals, self._mark(), self._world.size)
-        return outcome._replace(rejected=rejected)
+        return StepHead.read(totals, rejected)
 
     def snapshot(self) -> Tree:
         """What rounding carries over."""
@@ -147,10 +147,6 @@ class SharedParametersExchange(Exchange):
         for undo in self._undo:
             undo()
 
-    def _mark(self) -> float:
-        """Which exchange of the program this is, and which of its steps."""
-        return self._context.exchange_id * 2.0**32 + self._steps
-
     def _sum_heads(self, watch: Stopwatch) -> Vector:
         totals: Vector = np.add.reduce(self._buffers.heads)
         if self._heads_cross is not None:
@@ -158,7 +154,7 @@ class SharedParametersExchange(Exchange):
             watch.lap("communication")
         if self._rank == 0:
             self._buffers.head_sum[:] = totals
-        StepHead.read(totals, self._mark(), self._world.size)  # before anything moves
+        StepHead.check(totals, self._mark, self._world.size)  # before anything moves
         return totals
 
     def _step(self, totals: Vector, factor: float | None, watch: Stopwatch) -> None:

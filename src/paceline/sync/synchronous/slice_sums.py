@@ -15,7 +15,7 @@ from paceline.comm import World, wait_until
 from paceline.comm.allreduce.coded import CompressedAllreduce
 from paceline.comm.nodes import Nodes
 from paceline.comm.wire import make_codec
-from paceline.core.chunks import length
+from paceline.core.chunks import Span, length
 from paceline.core.vectors import Layout, Vector, is_finite
 from paceline.observe import Stopwatch
 from paceline.rules import GradientRule, State
@@ -33,7 +33,7 @@ class SliceSums(ABC):
 
     bytes_sent = 0
 
-    def __init__(self, buffers: SharedBuffers, rule: GradientRule, pieces: list[slice]) -> None:
+    def __init__(self, buffers: SharedBuffers, rule: GradientRule, pieces: list[Span]) -> None:
         self._buffers, self._rule, self.pieces = buffers, rule, pieces
         ends = np.cumsum([*map(length, pieces)]).tolist()
         self._starts = {
@@ -48,14 +48,14 @@ class SliceSums(ABC):
         """Make room for the sums of all pieces."""
         self.summed = np.zeros(sum(map(length, self.pieces)), self._buffers.parameters.dtype)
 
-    def part(self, piece: slice) -> Vector:
+    def part(self, piece: Span) -> Vector:
         """Where the sum of a part of one of the pieces lies."""
         first = max(start for start in self._starts if start <= piece.start)
         start = self._starts[first] + piece.start - first
         return self.summed[start : start + length(piece)]
 
     @abstractmethod
-    def write(self, piece: slice, weight: float, out: Vector, watch: Stopwatch) -> None:
+    def write(self, piece: Span, weight: float, out: Vector, watch: Stopwatch) -> None:
         """Write the merged gradient of a part of one of the pieces; `weight` is of all ranks."""
 
     @property
@@ -88,7 +88,7 @@ class SliceSums(ABC):
         weights: list[float] = self._buffers.heads[:, StepHead.WEIGHT].tolist()
         return weights
 
-    def _accumulate(self, piece: slice, weights: list[float], out: Vector) -> None:
+    def _accumulate(self, piece: Span, weights: list[float], out: Vector) -> None:
         """Sum a piece over the ranks of the node; ranks whose gradients are not finite are marked,
         and theirs left out."""
         rows = [row[piece] for row in self._buffers.gradients]
@@ -111,7 +111,7 @@ class NodeSums(SliceSums):
 
     _of_step: list[float] | None = None
 
-    def write(self, piece: slice, weight: float, out: Vector, watch: Stopwatch) -> None:
+    def write(self, piece: Span, weight: float, out: Vector, watch: Stopwatch) -> None:
         if self._of_step is None:
             self._of_step = self._weights()
         self._accumulate(piece, self._of_step, out)
@@ -131,7 +131,7 @@ class CrossNodeSums(SliceSums):
         buffers: SharedBuffers,
         rule: GradientRule,
         buckets: Sequence[Bucket],
-        pieces: list[slice],
+        pieces: list[Span],
         context: ExchangeContext,
     ) -> None:
         super().__init__(buffers, rule, pieces)
@@ -152,7 +152,7 @@ class CrossNodeSums(SliceSums):
         self._buckets, self._rounds = len(buckets), 0
         self._sender = OverlapSender(buckets, self._sum_bucket, world.thread_multiple)
 
-    def write(self, piece: slice, weight: float, out: Vector, watch: Stopwatch) -> None:
+    def write(self, piece: Span, weight: float, out: Vector, watch: Stopwatch) -> None:
         """Wait for the bucket that this part of the vector is in."""
         number = next(n for n, own in enumerate(self.pieces) if own.start <= piece.start < own.stop)
         watch.lap("compute")
@@ -230,6 +230,6 @@ def make_slice_sums(
     return sums
 
 
-def _own(nodes: Nodes, piece: slice, itemsize: int) -> slice:
+def _own(nodes: Nodes, piece: Span, itemsize: int) -> Span:
     own = nodes.slice_of(length(piece), itemsize)
     return slice(piece.start + own.start, piece.start + own.stop)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from time import monotonic
 
-from paceline.checkpoint.tree import Tree
 from paceline.comm import World
 from paceline.comm.allreduce.coded import make_sums
-from paceline.core.chunks import split_evenly
+from paceline.core.chunks import Span, split_evenly
+from paceline.core.trees import Tree
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
 from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
@@ -190,6 +190,6 @@ class WeightExchange(Exchange):
         self._began = monotonic()
 
 
-def _part_of(vector: Vector, piece: slice) -> Vector:
+def _part_of(vector: Vector, piece: Span) -> Vector:
     """A piece of a rule's state; a count, of one element, goes with every piece."""
     return vector if vector.size == 1 else vector[piece]

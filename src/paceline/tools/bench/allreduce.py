@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from typing import TypedDict
 
 from paceline.tools.bench.harness import run_ranks
 from paceline.tools.bench.options import add_counts
@@ -17,6 +19,22 @@ KB, MB = 2**10, 2**20
 SIZES = (KB, 4 * KB, 16 * KB, 64 * KB, 256 * KB, MB, 4 * MB, 16 * MB, 100 * MB)
 QUICK_SIZES = (KB, 64 * KB, MB)
 _PROGRAM = "paceline.tools.bench.ranks.allreduce:measure"
+
+
+class SumSettings(TypedDict):
+    """What the ranks are told."""
+
+    sizes: Sequence[int]
+    peers: list[str]
+    rounds: int
+    span_s: float
+
+
+class SumTimes(TypedDict):
+    """What they found for a size: seconds per call."""
+
+    bytes: int
+    seconds: dict[str, float]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +55,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
 
 def _measure_ranks(args: argparse.Namespace, ranks: int) -> list[Row]:
     sys.stderr.write(f"allreduce: {ranks} ranks\n")
-    settings = {
+    settings: SumSettings = {
         "sizes": QUICK_SIZES if args.quick else SIZES,
         "peers": [peer for peer in PEERS if peer in args.against],
         "rounds": args.rounds,

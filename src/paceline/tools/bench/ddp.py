@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import NotRequired, TypedDict
 
 from paceline.tools.bench.allreduce import KB, MB, render_size
 from paceline.tools.bench.harness import run_ranks
@@ -25,6 +25,24 @@ _PROGRAM = "paceline.tools.bench.ranks.ddp:measure"
 _TIMEOUT_S = 3600
 
 
+class DDPSettings(TypedDict):
+    """What the ranks are told."""
+
+    networks: list[str]
+    sizes: Sequence[int]
+    rounds: int
+    span_s: float
+    round_s: float
+
+
+class DDPTimes(TypedDict):
+    """What they found: seconds per sum of so many bytes, or per step of a network."""
+
+    seconds: dict[str, float]
+    bytes: NotRequired[int]
+    network: NotRequired[str]
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, default=(2,), least=2)
     add_networks(parser, NETWORKS)
@@ -37,7 +55,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
 
 def _measure_ranks(args: argparse.Namespace, networks: Sequence[str], ranks: int) -> list[Row]:
     sys.stderr.write(f"ddp: {ranks} ranks\n")
-    settings = {
+    settings: DDPSettings = {
         "networks": list(networks),
         "sizes": QUICK_SIZES if args.quick else SIZES,
         "rounds": args.rounds,
@@ -48,7 +66,7 @@ def _measure_ranks(args: argparse.Namespace, networks: Sequence[str], ranks: int
     return [make_row(entry, ranks) for entry in found]
 
 
-def make_row(entry: dict[str, Any], ranks: int) -> Row:
+def make_row(entry: DDPTimes, ranks: int) -> Row:
     """
     >>> make_row({"bytes": 4096, "seconds": {"mpi4py": 0.001, "gloo": 0.002}}, 2)
     Row(bench='ddp', case='all_reduce, 4 KB, 2 ranks', unit='ms', ours=1.0, peers={'gloo': 2.0}, \

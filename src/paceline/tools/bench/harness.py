@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ _TASK, _ANSWER = "task.json", "answer.json"
 def run_ranks(
     program: str,
     ranks: int,
-    settings: dict[str, Any],
+    settings: Mapping[str, object],
     *,
     threads: int | None = None,
     timeout_s: float = 1800,
@@ -53,7 +53,7 @@ def run_ranks(
 
 
 def write_task(
-    folder: Path, program: str, settings: dict[str, Any], timeout_s: float
+    folder: Path, program: str, settings: Mapping[str, object], timeout_s: float
 ) -> tuple[str, ...]:
     """Store what the ranks shall do; return the command that each of them runs."""
     task = {"program": program, "settings": settings, "timeout_s": timeout_s}
@@ -61,13 +61,13 @@ def write_task(
     return (sys.executable, "-m", "paceline.tools.bench", str(folder))
 
 
-def read_task(folder: Path) -> tuple[str, dict[str, Any], float]:
+def read_task(folder: Path) -> tuple[str, dict[str, object], float]:
     """The program, its settings, and the seconds after which it is taken to hang."""
     task = json.loads((folder / _TASK).read_text())
     return task["program"], task["settings"], task["timeout_s"]
 
 
-def write_answer(folder: Path, answer: Any) -> None:
+def write_answer(folder: Path, answer: object) -> None:
     (folder / _ANSWER).write_text(json.dumps(answer))
 
 

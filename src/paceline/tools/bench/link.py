@@ -6,9 +6,9 @@ import argparse
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from paceline.cluster.cores import THREAD_VARIABLES, available_cores, threads_per_rank
 from paceline.cluster.detect import detect
@@ -28,8 +28,32 @@ PEER = "ddp-gloo"
 STEPS = 16
 """Steps in a round: as many as the longest period of a rule."""
 _PROGRAM = "paceline.tools.bench.ranks.link:measure"
-_USUAL = {"hidden": (2048, 2048), "target": 0.97, "limit_s": 1800.0, "timeout_s": 8 * 3600.0}
-_QUICK = {"hidden": (256, 256), "target": 0.9, "limit_s": 30.0, "timeout_s": 300.0}
+
+
+class LinkScale(TypedDict):
+    """How large a network is trained, how far, and for how long at most."""
+
+    hidden: Sequence[int]
+    target: float
+    limit_s: float
+    timeout_s: float
+
+
+class LinkSettings(LinkScale):
+    """What the ranks are told."""
+
+    rounds: int
+    steps: int
+    data_dir: str | None
+
+
+_USUAL: LinkScale = {
+    "hidden": (2048, 2048),
+    "target": 0.97,
+    "limit_s": 1800.0,
+    "timeout_s": 8 * 3600.0,
+}
+_QUICK: LinkScale = {"hidden": (256, 256), "target": 0.9, "limit_s": 30.0, "timeout_s": 300.0}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +74,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> list[Row]:
     if detect().launched:
         raise LaunchError("bench link starts its own ranks; call it once, without mpirun or srun")
-    settings: dict[str, Any] = {**(_QUICK if args.quick else _USUAL)}
-    settings |= {"rounds": args.rounds, "steps": STEPS, "data_dir": _find_data(args)}
+    settings: LinkSettings = {
+        **(_QUICK if args.quick else _USUAL),
+        "rounds": args.rounds,
+        "steps": STEPS,
+        "data_dir": _find_data(args),
+    }
     hosts = Hosts(args.rate)
     sys.stderr.write(f"link: {len(NAMES)} hosts, {args.rate}\n")
     with hosts:
@@ -67,7 +95,9 @@ def _find_data(args: argparse.Namespace) -> str | None:
     return str(mnist.locate(args.data_dir))
 
 
-def run_in_hosts(hosts: Hosts, program: str, settings: dict[str, Any], timeout_s: float) -> Any:
+def run_in_hosts(
+    hosts: Hosts, program: str, settings: Mapping[str, object], timeout_s: float
+) -> Any:
     """As `run_ranks` does, with a rank in each host; each has its part of the machine's cores."""
     folder = Path(tempfile.mkdtemp(dir=hosts.folder))
     command = write_task(folder, program, settings, timeout_s)
@@ -86,7 +116,7 @@ def run_in_hosts(hosts: Hosts, program: str, settings: dict[str, Any], timeout_s
     return read_answer(folder)
 
 
-def make_rows(rate: str, target: float, found: dict[str, dict[str, Any]]) -> Iterator[Row]:
+def make_rows(rate: str, target: float, found: dict[str, dict[str, float]]) -> Iterator[Row]:
     """Three figures for each contestant, and the peer's; rows of a kind together."""
     peer = found[PEER]
     ours = {name: facts for name, facts in found.items() if name != PEER}
@@ -103,8 +133,12 @@ def make_rows(rate: str, target: float, found: dict[str, dict[str, Any]]) -> Ite
         yield Row(NAME, case, "s", facts["seconds"], peers, notes)
 
 
-def _note(target: float, ours: dict[str, Any], peer: dict[str, Any]) -> dict[str, Any]:
+def _note(target: float, ours: dict[str, float], peer: dict[str, float]) -> dict[str, object]:
     """How a single run ended; one that did not reach the target would have taken longer."""
-    notes = {"runs": 1, "accuracy": ours["accuracy"], f"{PEER} accuracy": peer["accuracy"]}
+    notes: dict[str, object] = {
+        "runs": 1,
+        "accuracy": ours["accuracy"],
+        f"{PEER} accuracy": peer["accuracy"],
+    }
     failed = [name for name, facts in (("ours", ours), (PEER, peer)) if facts["accuracy"] < target]
     return notes | ({"not reached": ", ".join(failed)} if failed else {})

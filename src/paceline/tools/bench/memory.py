@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import dataclass
+from typing import TypedDict
 
 from paceline.models import MODELS
 from paceline.tools.bench.harness import run_ranks
@@ -25,6 +26,16 @@ _KINDS = {
     "before_step": "resident before a step, with gradients",
 }
 """What the ranks report, and its name in rows."""
+
+
+class MemorySettings(TypedDict):
+    """What the ranks are told."""
+
+    contestant: str
+    build: str
+    images: list[int]
+    classes: int
+    steps: int
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def _measure_ranks(network: MemoryCase, ranks: int, rounds: int) -> list[Row]:
 
 def _measure_job(network: MemoryCase, ranks: int, contestant: str) -> dict[str, float]:
     sys.stderr.write(f"memory: {network.name}, {_count(ranks)}, {contestant}\n")
-    settings = {
+    settings: MemorySettings = {
         "contestant": contestant,
         "build": MODELS[network.name],
         "images": [network.batch, *network.shape],

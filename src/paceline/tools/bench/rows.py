@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.errors import ConfigError
 from paceline.observe import write_atomically
 from paceline.observe.text_table import render_text_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 
@@ -27,7 +30,7 @@ class Row:
     """Of all figures of the row; one that ends in "/s" is a rate, of which more is better."""
     ours: float
     peers: dict[str, float]
-    notes: dict[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, object] = field(default_factory=dict)
 
     def advantage(self, peer: str) -> float | None:
         """How many times better ours is than the peer: more than 1 if it is better.
@@ -85,7 +88,7 @@ def plot_rows(rows: Sequence[Row], path: str | Path) -> None:
     pyplot.close(figure)
 
 
-def _draw_panel(panel: Any, unit: str, rows: Sequence[Row]) -> None:
+def _draw_panel(panel: Axes, unit: str, rows: Sequence[Row]) -> None:
     cases = list(range(len(rows)))
     panel.scatter([row.ours for row in rows], cases, label="ours", marker="D", zorder=3)
     for peer in _names(row.peers for row in rows):
@@ -99,7 +102,7 @@ def _draw_panel(panel: Any, unit: str, rows: Sequence[Row]) -> None:
     panel.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _names(groups: Iterable[dict[str, Any]]) -> list[str]:
+def _names(groups: Iterable[Iterable[str]]) -> list[str]:
     """Every name that occurs, in the order of first occurrence."""
     return list(dict.fromkeys(name for group in groups for name in group))
 
@@ -108,9 +111,14 @@ def _units(rows: Sequence[Row]) -> list[str]:
     return list(dict.fromkeys(row.unit for row in rows))
 
 
-def _plain(row: Row) -> dict[str, Any]:
-    plain = {"bench": row.bench, "case": row.case, "unit": row.unit, "ours": row.ours}
-    plain |= {"peers": dict(row.peers)}
+def _plain(row: Row) -> dict[str, object]:
+    plain: dict[str, object] = {
+        "bench": row.bench,
+        "case": row.case,
+        "unit": row.unit,
+        "ours": row.ours,
+        "peers": dict(row.peers),
+    }
     return plain | ({"notes": dict(row.notes)} if row.notes else {})
 
 
@@ -123,7 +131,7 @@ def _cells(row: Row, peers: Sequence[str], notes: Sequence[str]) -> Iterator[str
         yield _figure(row.notes.get(note))
 
 
-def _figure(value: Any) -> str:
+def _figure(value: object) -> str:
     """A number with three or more significant digits, anything else as it is.
 
     >>> [_figure(v) for v in (1234.5, 56.78, 0.01234, None, "bsp")]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from typing import Any
+from typing import TypedDict
 
 from paceline.cluster.cores import available_cores, threads_per_rank
 from paceline.tools.bench.harness import run_ranks
@@ -32,6 +32,23 @@ BATCHES = {"alexnet": 128, "googlenet": 32, "vgg": 32}
 """Images per rank and step, as in the table above."""
 QUICK_NETWORK, QUICK_BATCH = "googlenet", 2
 _PROGRAM = "paceline.tools.bench.ranks.scaling:measure"
+
+
+class ScalingSettings(TypedDict):
+    """What the ranks are told."""
+
+    network: str
+    batch: int
+    images: int
+    run_dir: str
+
+
+class ScalingTimes(TypedDict):
+    """What they found: seconds for so many images, and how these were spent."""
+
+    seconds: float
+    split: dict[str, float]
+    images: int
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +79,7 @@ def _measure_network(args: argparse.Namespace, network: str) -> list[Row]:
     """Numbers of ranks in turn, so that other load on the machine affects all alike."""
     batch = QUICK_BATCH if args.quick else BATCHES[network]
     threads = threads_per_rank(max(args.ranks), available_cores())
-    best: dict[int, dict[str, Any]] = {}
+    best: dict[int, ScalingTimes] = {}
     for turn in range(args.rounds):
         for ranks in args.ranks:
             found = _train(network, batch, ranks, threads, args.images)
@@ -72,15 +89,15 @@ def _measure_network(args: argparse.Namespace, network: str) -> list[Row]:
     return make_rows(f"{network}-{batch}b", best, threads)
 
 
-def _train(network: str, batch: int, ranks: int, threads: int, images: int) -> dict[str, Any]:
+def _train(network: str, batch: int, ranks: int, threads: int, images: int) -> ScalingTimes:
     with tempfile.TemporaryDirectory(prefix="paceline-scaling-") as folder:
-        settings = {
+        settings: ScalingSettings = {
             "network": network,
             "batch": batch,
             "images": whole_steps(images, batch * ranks),
             "run_dir": f"{folder}/run",
         }
-        found: dict[str, Any] = run_ranks(_PROGRAM, ranks, settings, threads=threads)
+        found: ScalingTimes = run_ranks(_PROGRAM, ranks, settings, threads=threads)
     return found
 
 
@@ -93,7 +110,7 @@ def whole_steps(images: int, batch: int) -> int:
     return -(-images // batch) * batch
 
 
-def make_rows(case: str, found: dict[int, dict[str, Any]], threads: int) -> list[Row]:
+def make_rows(case: str, found: dict[int, ScalingTimes], threads: int) -> list[Row]:
     """A row for each number of ranks; the peer of several ranks is one."""
     seconds = {ranks: IMAGES / one["images"] * one["seconds"] for ranks, one in found.items()}
     return [
@@ -109,14 +126,14 @@ def make_rows(case: str, found: dict[int, dict[str, Any]], threads: int) -> list
     ]
 
 
-def _notes(found: dict[str, Any]) -> dict[str, Any]:
+def _notes(found: ScalingTimes) -> dict[str, object]:
     """Where the time went, for as many images as the time is given for; how many there were."""
     factor = IMAGES / found["images"]
-    split = {name: factor * seconds for name, seconds in found["split"].items()}
+    split: dict[str, object] = {name: factor * seconds for name, seconds in found["split"].items()}
     return split | {"images": found["images"], "extrapolated": f"x {factor:g}"}
 
 
-def _say(case: str, turn: int, rounds: int, ranks: int, found: dict[str, Any]) -> None:
+def _say(case: str, turn: int, rounds: int, ranks: int, found: ScalingTimes) -> None:
     place = f"{case} on {ranks}, round {turn + 1} of {rounds}"
     sys.stderr.write(f"scaling: {place}: {found['images']} images in {found['seconds']:.2f} s\n")
     sys.stderr.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TypedDict
 
 from paceline.tools.bench.harness import run_ranks
 from paceline.tools.bench.rows import Row
@@ -18,6 +19,14 @@ EXCHANGES = {MILLION: 100, 25 * MILLION: 10}
 """By the size of the model: exchanges of each worker in a round."""
 QUICK_EXCHANGES = {MILLION: 20}
 _PROGRAM = "paceline.tools.bench.ranks.server:measure"
+
+
+class ServerSettings(TypedDict):
+    """What the ranks are told."""
+
+    parameters: int
+    exchanges: int
+    rounds: int
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +45,11 @@ def measure(args: argparse.Namespace) -> list[Row]:
 def _measure_size(parameters: int, exchanges: int, rounds: int) -> list[Row]:
     size = f"{parameters // MILLION} M parameters"
     sys.stderr.write(f"server: {size}\n")
-    settings = {"parameters": parameters, "exchanges": exchanges, "rounds": rounds}
+    settings: ServerSettings = {
+        "parameters": parameters,
+        "exchanges": exchanges,
+        "rounds": rounds,
+    }
     rates = run_ranks(_PROGRAM, RANKS, settings, threads=1)
     peers = {"naive": rates.pop("naive")}
     return [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 from paceline.rules import RULES
 from paceline.tools.bench.harness import run_ranks
@@ -20,6 +20,22 @@ QUICK_NETWORKS = ("linear", "cnn")
 PEERS = ("one", "limit", "ddp-gloo")
 _PROGRAM = "paceline.tools.bench.ranks.step:measure"
 _TIMEOUT_S = 3600
+
+
+class StepSettings(TypedDict):
+    """What the ranks are told."""
+
+    network: str
+    rules: list[str]
+    rounds: int
+    round_s: float
+
+
+class StepTimes(TypedDict):
+    """What they found for rules in the same rounds: seconds per step, and notes on each rule."""
+
+    seconds: dict[str, float]
+    notes: dict[str, dict[str, object]]
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +70,7 @@ def measure(args: argparse.Namespace) -> list[Row]:
 def _measure_network(args: argparse.Namespace, network: str, ranks: int) -> list[Row]:
     ranked = f"{ranks} rank{'s' * (ranks > 1)}"
     sys.stderr.write(f"step: {network}, {ranked}\n")
-    settings = {
+    settings: StepSettings = {
         "network": network,
         "rules": args.rules or list(RULES),
         "rounds": args.rounds,
@@ -65,7 +81,7 @@ def _measure_network(args: argparse.Namespace, network: str, ranks: int) -> list
     return [row for group in found for row in make_rows(network, suffix, group)]
 
 
-def make_rows(network: str, suffix: str, found: dict[str, Any]) -> list[Row]:
+def make_rows(network: str, suffix: str, found: StepTimes) -> list[Row]:
     """A row per rule, with the peers that ran in the same rounds.
 
     >>> found = {"seconds": {"limit": 0.002, "bsp": 0.001}, "notes": {"bsp": {}}}

@@ -8,10 +8,10 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from paceline.launch.preflight.node_info import NodeInfo
 from paceline.tools.doctor.check import Check
+from paceline.tools.doctor.world import PairSeen, Seen
 
 _WORDS = {"ok": "ok", "warn": "warn", "fail": "FAIL"}
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -26,7 +26,7 @@ class Diagnosis:
 
     checks: tuple[Check, ...]
     facts: dict[str, NodeInfo] = field(default_factory=dict)
-    world: dict[str, Any] | None = None
+    world: Seen | None = None
     """What the ranks measured, if they were started."""
     tried: bool = True
 
@@ -92,7 +92,7 @@ def _wrap(text: str, width: int) -> list[str]:
     return lines or [""]
 
 
-def render_pairs(pairs: list[dict[str, Any]]) -> list[str]:
+def render_pairs(pairs: list[PairSeen]) -> list[str]:
     """A table of latencies and rates between nodes.
 
     >>> render_pairs([{"nodes": ["a", "b"], "small_s": 4e-5, "bytes_per_s": 1.2e8}])

@@ -11,21 +11,20 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from paceline.cluster.cores import affinity
 from paceline.comm import Pending, World
 from paceline.runtime.world import init
-from paceline.tools.doctor.world import LARGE_BYTES, MARK, PAIR_BYTES, SMALL_BYTES
+from paceline.tools.doctor.world import LARGE_BYTES, MARK, PAIR_BYTES, SMALL_BYTES, PairSeen, Seen
 
 _ROUNDS, _SMALL_TIMES, _LARGE_TIMES = 4, 25, 1
 _ALL_PAIRS = 8
 """Up to this many nodes every pair is measured; beyond that, each node and the next."""
 
 
-def measure(world: World) -> dict[str, Any]:
+def measure(world: World) -> Seen:
     """What doctor reports about the world. All ranks call it together."""
     ranks = world.allgather_values(
         (world.node, len(affinity()), os.environ.get("OMP_NUM_THREADS", ""))
@@ -82,7 +81,7 @@ def _time(world: World, act: Callable[[], None], times: int) -> float:
     return min(taken)
 
 
-def _measure_pair(world: World, nodes: dict[str, int], one: str, other: str) -> dict[str, Any]:
+def _measure_pair(world: World, nodes: dict[str, int], one: str, other: str) -> PairSeen:
     """Latency and bandwidth of messages between the first ranks of two nodes, one way."""
     first, second = nodes[one], nodes[other]
     small = _exchange(world, first, second, SMALL_BYTES, _SMALL_TIMES)

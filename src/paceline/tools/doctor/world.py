@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
 
 from paceline.tools.doctor.check import Check
 
@@ -23,11 +23,38 @@ _END_S = 20.0
 _LAST_LINES = 12
 
 
+class RankSeen(TypedDict):
+    """A rank's node, the processors that it may use, and its OMP_NUM_THREADS."""
+
+    node: str
+    cpus: int
+    threads: str
+
+
+class PairSeen(TypedDict):
+    """Messages between two nodes, one way."""
+
+    nodes: list[str]
+    small_s: float
+    bytes_per_s: float
+
+
+class Seen(TypedDict):
+    """Rank 0's report."""
+
+    size: int
+    ranks: list[RankSeen]
+    sum_is_right: bool
+    small_s: float
+    large_s: float
+    pairs: list[PairSeen]
+
+
 @dataclass(frozen=True)
 class Trial:
     """How the ranks ended: rank 0's report, or the launcher's message."""
 
-    seen: dict[str, Any] | None
+    seen: Seen | None
     said: str = ""
     command: tuple[str, ...] = field(default=())
 
@@ -72,11 +99,11 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
     return process.communicate()
 
 
-def read_outcome(out: str) -> dict[str, Any] | None:
+def read_outcome(out: str) -> Seen | None:
     """Rank 0's report; None if there is none."""
     for line in reversed(out.splitlines()):
         if line.startswith(MARK):
-            seen: dict[str, Any] = json.loads(line.removeprefix(MARK))
+            seen: Seen = json.loads(line.removeprefix(MARK))
             return seen
     return None
 
@@ -127,7 +154,7 @@ def _refused(trial: Trial, several: bool) -> Check:
     return Check("world", "fail", trial.said, (firewall if several else "") + by_hand)
 
 
-def _speed(seen: dict[str, Any]) -> Check:
+def _speed(seen: Seen) -> Check:
     rate = LARGE_BYTES / seen["large_s"] / 1e9
     detail = f"4 KB in {seen['small_s'] * 1e6:.0f} us, 16 MB at {rate:.2f} GB/s"
     if seen["small_s"] > 2e-3:
@@ -140,7 +167,7 @@ def _speed(seen: dict[str, Any]) -> Check:
     return Check("all-reduce", "ok", detail)
 
 
-def _crowding(seen: dict[str, Any]) -> list[Check]:
+def _crowding(seen: Seen) -> list[Check]:
     """Ranks with more threads than processors they may use."""
     for number, rank in enumerate(seen["ranks"]):
         threads = rank["threads"].split(",")[0]

@@ -8,10 +8,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Literal, TypedDict
 
-Marks = Mapping[int, Sequence[Mapping[str, Any]]]
-"""For each rank the lines that it has written (see `observe/trial.py`)."""
+
+class Mark(TypedDict):
+    """A line that a rank has written (see `observe/trial.py`)."""
+
+    seconds: float
+    samples: float
+    steps: int
+    wait_s: float
+    spent_s: float
+    peak_bytes: int
+    shared_bytes: int
+    workers: int
+    unit: str
+
+
+Count = Literal["seconds", "samples", "steps", "wait_s", "spent_s"]
+Marks = Mapping[int, Sequence[Mark]]
+"""For each rank the lines that it has written."""
 
 _WARM_STEPS = 2
 """Excluded: the first steps allocate what later ones reuse."""
@@ -46,7 +62,7 @@ class Estimate:
     """Ranks that could not write here, assumed to be like the others."""
 
 
-def read_marks(folder: Path) -> dict[int, list[dict[str, Any]]]:
+def read_marks(folder: Path) -> dict[int, list[Mark]]:
     """Read the lines of all ranks, except those still being written."""
     return {
         int(path.stem.removeprefix("rank-")): _lines(path)
@@ -54,7 +70,7 @@ def read_marks(folder: Path) -> dict[int, list[dict[str, Any]]]:
     }
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path) -> list[Mark]:
     *lines, _ = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines]
 
@@ -91,19 +107,19 @@ def estimate(marks: Marks, ranks: int, warm_up_s: float = 0.0) -> Estimate | Non
     )
 
 
-def _warm(lines: Sequence[Mapping[str, Any]], warm_up_s: float) -> list[Mapping[str, Any]]:
+def _warm(lines: Sequence[Mark], warm_up_s: float) -> list[Mark]:
     """The lines from the end of the warm-up on that have a new step."""
     begin_s = lines[0]["seconds"] + warm_up_s
     warm = [s for s in lines if s["seconds"] >= begin_s and s["steps"] >= _WARM_STEPS]
     return [*warm[:1], *(new for old, new in pairwise(warm) if new["steps"] > old["steps"])]
 
 
-def _gain(ends: tuple[Mapping[str, Any], Mapping[str, Any]], name: str) -> float:
+def _gain(ends: tuple[Mark, Mark], name: Count) -> float:
     first, last = ends
     return float(last[name] - first[name])
 
 
-def _relative_error(lines: Iterable[Mapping[str, Any]]) -> float:
+def _relative_error(lines: Iterable[Mark]) -> float:
     """Of the mean over the intervals, from how much they differ."""
     rates = [_gain(ends, "samples") / _gain(ends, "seconds") for ends in pairwise(lines)]
     if len(rates) < 2 or not any(rates):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from paceline.observe.text_table import render_text_table
 from paceline.tools.tune.command import TrialCommand
@@ -51,7 +50,7 @@ def render_notes(outcomes: Sequence[Outcome]) -> str:
     return "".join(f"{note}\n" for note in notes)
 
 
-def plain(outcomes: Sequence[Outcome], command: TrialCommand, cores: int) -> dict[str, Any]:
+def plain(outcomes: Sequence[Outcome], command: TrialCommand, cores: int) -> dict[str, object]:
     """The same as plain values, for JSON."""
     best = best_of(outcomes)
     return {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
 
 from paceline.comm import SoloWorld
+from paceline.core.trees import Tree
 from paceline.observe import TimeSplit
 from paceline.sync.asynchronous.base import AsynchronousExchange
 from paceline.sync.make import load_common_weights
@@ -131,10 +131,10 @@ class AsyncRun(TrainingRun):
         self.end(self.reason)
         return self.reason
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Tree:
         return {"reason": self.reason, "count": self.count.snapshot()}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Tree) -> None:
         self.reason = saved["reason"]
         self.count.restore(saved["count"])
 
@@ -146,7 +146,7 @@ class AsyncRun(TrainingRun):
             exchange.quit()
             self.leave(exchange.workers_world)
 
-    def _keep_server(self, number: int, tree: dict[str, Any]) -> None:
+    def _keep_server(self, number: int, tree: Tree) -> None:
         self.saver.add(number, f"server-{self.world.rank}", tree)
 
     @property
@@ -229,6 +229,6 @@ class AsyncRun(TrainingRun):
             last = min(epoch * size, self._exchange.ledger_reply.samples) - 1
             self.replica.scale_learning_rate(schedule.factor(last / size, self.config.epochs))
 
-    def _write_exchange(self, facts: dict[str, Any]) -> None:
+    def _write_exchange(self, facts: Tree) -> None:
         if self.config.events_every:
             self.events.write("exchange", step=self.clock.step, **facts)

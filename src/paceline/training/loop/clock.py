@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from paceline.checkpoint.tree import Tree
+from paceline.core.trees import Tree
 
 _COUNTS = ("step", "samples", "samples_in_epoch")
 """Of which a rank between two exchanges has its own estimate."""
@@ -65,7 +64,7 @@ class Clock:
         """What other ranks may count differently."""
         return {name: getattr(self, name) for name in _COUNTS}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Tree) -> None:
         """Go on from what `snapshot` or `counts` gave."""
         for name in asdict(self):
             setattr(self, name, saved.get(name, getattr(self, name)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from math import hypot, sqrt
 from statistics import median
-from typing import Any
 
 STEPS = 5
 """A run begins with so many: a single batch may be far from the others, and soon it has learned."""
@@ -59,11 +58,11 @@ class Divergence:
             return f"{found}: nothing was learned"
         return None
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, list[float]]:
         """What a run that goes on must know."""
         return {"first": list(self._first)}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: dict[str, list[float]]) -> None:
         """Go on from what `snapshot` gave."""
         self._first = list(saved["first"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from paceline.checkpoint.tree import Tree
+from paceline.core.trees import Tree
 from paceline.data import EpochRemainder
 
 

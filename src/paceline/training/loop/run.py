@@ -7,7 +7,7 @@ import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import perf_counter
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from paceline.checkpoint.tree import Saved
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
 from paceline.config.stopping import parse_target
+from paceline.core.trees import Tree
 from paceline.core.vectors import checksum
 from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
 from paceline.observe import EpochRecord, TimeSplit
@@ -53,11 +54,11 @@ class TrainingRun(ABC):
         """To the last epoch; the reason if the run ended early."""
 
     @abstractmethod
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Tree:
         """What rank 0 knows and no other part of a checkpoint has."""
 
     @abstractmethod
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Tree) -> None:
         """Go on from what `snapshot` gave."""
 
     def common_parts(self) -> dict[str, Saved]:
@@ -89,7 +90,7 @@ class TrainingRun(ABC):
             parts += [f"server-{rank}" for rank in facts["servers"]]
             self.saver.commit(opened.number, ["common", *parts], facts)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Tree:
         """Facts about the run that a resumed one needs, or must match."""
         exchange, clock = self.exchange, self.clock
         asynchronous = exchange.as_asynchronous()
@@ -129,7 +130,7 @@ class TrainingRun(ABC):
             f"(paceline mpi-learn: --restore {shlex.quote(folder)})"
         )
 
-    def step_hooks(self, began: float) -> tuple[Any, StepHook]:
+    def step_hooks(self, began: float) -> tuple[Callable[[], None], StepHook]:
         """What a worker calls before and after each step from now on."""
         before_run = self.clock.samples
 
@@ -211,7 +212,7 @@ class TrainingRun(ABC):
         self.history.append(record)
         self._judge(record)
         figures: Logs = {name: getattr(record, name) for name in _FIGURES} | record.metrics
-        details: dict[str, Any] = {"epoch": record.epoch, **figures}
+        details: Tree = {"epoch": record.epoch, **figures}
         self.events.write(
             "epoch",
             step=self.clock.step,

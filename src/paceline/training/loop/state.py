@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paceline.checkpoint.saver import Saver
-from paceline.checkpoint.tree import Tree
 from paceline.comm import World
 from paceline.config.run import RunConfig
+from paceline.core.trees import Tree
+from paceline.data import Source, Stream
+from paceline.data.sampling.split import Balance
 from paceline.frameworks import Replica
 from paceline.observe import EventLog, History, Progress, Stopwatch
 from paceline.runtime.stop_requests import StopRequests
@@ -21,8 +23,10 @@ from paceline.training.loop.clock import Clock
 class Datasets(NamedTuple):
     """What a run trains and validates on; no validation: None."""
 
-    train: Any
-    validation: Any
+    train: Source | Stream
+    validation: Source | Stream | None
+    balance: Balance | None = None
+    """Costs of the training samples, if they say who gets which."""
 
 
 class RunOutputs(NamedTuple):
@@ -53,7 +57,7 @@ class RunState:
     numbered_for: int
     """For how many workers the batches of an asynchronous run are numbered."""
     watch: Stopwatch = field(default_factory=Stopwatch)
-    summary: dict[str, Any] = field(default_factory=dict)
+    summary: Tree = field(default_factory=dict)
     """Facts for the summary of the run."""
     stop_asked: bool = False
     """Set it on any rank; all ranks stop after the step that follows."""

@@ -66,6 +66,8 @@ class Stepper:
     ) -> None:
         self._rank, self._model, self._exchange = rank, model, exchange
         self._limits, self._wishes = limits, wishes
+        self._refuses = limits.refuses_nonfinite and not exchange.filters_nonfinite
+        self._clips = limits.clip_norm if not exchange.steps_optimizer else None
         self.watch = watch
         self.steps = 0
         """Steps of this rank."""
@@ -94,7 +96,7 @@ class Stepper:
     ) -> StepOutcome | None:
         """All that comes before the optimizer's step; `where` names the samples, in an error."""
         self.refused = False
-        if self._must_refuse():
+        if self._refuses and not self._model.gradients_are_finite():
             self.reject("a gradient is not finite", where)
             self.refused = True
             mine = mine._replace(weight=0.0, loss=0.0)
@@ -150,28 +152,22 @@ class Stepper:
         """A count that grows while this rank gets on, and its step."""
         return self.watch.laps, self.steps
 
-    def _must_refuse(self) -> bool:
-        if self._exchange.filters_nonfinite or not self._limits.refuses_nonfinite:
-            return False
-        return not self._model.gradients_are_finite()
-
     def _exchange_gradients(self, mine: Contribution) -> StepOutcome | None:
         self.watch.lap("compute")
         self._mine = mine
-        self._outcome = self._exchange.before_step(mine, self.watch)
-        self._hear(self._outcome)
-        if self._limits.clip_norm is not None and not self._exchange.steps_optimizer:
-            self._model.clip(self._limits.clip_norm)
-        return self._outcome
+        self._outcome = outcome = self._exchange.before_step(mine, self.watch)
+        if outcome is not None and outcome.stop:
+            self.stop_heard = True
+        if self._clips is not None:
+            self._model.clip(self._clips)
+        return outcome
 
     def _exchange_weights(self, mine: Contribution) -> StepOutcome | None:
         self.watch.lap("compute")
         outcome = self._exchange.after_step(mine, self.watch) or self._outcome
-        self._hear(outcome)
+        if outcome is not None and outcome.stop:
+            self.stop_heard = True
         return outcome
-
-    def _hear(self, outcome: StepOutcome | None) -> None:
-        self.stop_heard = self.stop_heard or (outcome is not None and outcome.stop)
 
     def _count_rejected(self, what: str, where: Callable[[], str] | None) -> None:
         """Too many end the run."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.comm.rank0 import on_rank0
+from paceline.core.trees import Tree
 from paceline.observe import EpochRecord
 from paceline.sync.interface import StepOutcome
 from paceline.sync.make import load_common_weights
@@ -61,11 +62,11 @@ class SyncRun(TrainingRun):
         self.end(self.reason)
         return self.reason
 
-    def snapshot(self) -> dict[str, Any]:
+    def snapshot(self) -> Tree:
         trained = None if self.trained is None else self.trained._asdict()
         return {"reason": self.reason, "trained": trained}
 
-    def restore(self, saved: dict[str, Any]) -> None:
+    def restore(self, saved: Tree) -> None:
         self.reason = saved["reason"]
         self.trained = None if saved["trained"] is None else Trained(**saved["trained"])
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import islice
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
 from paceline.comm import World
-from paceline.data import Batch, Shard, evaluation_batches
+from paceline.core.vectors import Vector
+from paceline.data import Batch, Shard, Source, Stream, evaluation_batches
 from paceline.errors import TrainingError
 from paceline.frameworks import Replica
 from paceline.frameworks.replica import WithMetrics
@@ -25,7 +25,7 @@ _ROUND_S = 0.25
 def validate(
     world: World,
     replica: Replica,
-    source: Any,
+    source: Source | Stream,
     batch_size: int,
     watch: Stopwatch,
     loaders: int = 1,
@@ -36,7 +36,7 @@ def validate(
     A replica with `figures` may give further sums, and makes further figures of them. None if a
     rank `is_wanted` elsewhere: then all give up, within a second or after a batch.
     """
-    sums: dict[str, Any] = dict.fromkeys(_SUMS, 0.0)
+    sums: dict[str, float | Vector] = dict.fromkeys(_SUMS, 0.0)
     watch.lap("compute")
     batches = evaluation_batches(
         source, shard=Shard(world.rank, world.size), batch_size=batch_size, loaders=loaders
@@ -68,7 +68,7 @@ def _evaluate(
     world: World,
     replica: Replica,
     batches: Iterator[Batch],
-    sums: dict[str, Any],
+    sums: dict[str, float | Vector],
     watch: Stopwatch,
     is_wanted: Callable[[], bool],
 ) -> bool:
@@ -103,7 +103,7 @@ def _evaluate(
             length = max(1, length // 2)
 
 
-def _known_to_all(world: World, sums: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+def _known_to_all(world: World, sums: dict[str, float | Vector]) -> dict[str, tuple[int, ...]]:
     """The further sums that every rank with samples has, and their shapes."""
     own = {name: np.shape(value) for name, value in sums.items() if name not in _SUMS}
     everyone = [

@@ -6,14 +6,23 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from time import perf_counter
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
 from paceline.checkpoint.saver import Saver
-from paceline.checkpoint.tree import Tree
-from paceline.data import Batch, EpochRemainder, Shard, Stream, granted_batches, training_batches
+from paceline.core.trees import Tree
+from paceline.data import (
+    Batch,
+    EpochRemainder,
+    Shard,
+    Source,
+    Stream,
+    granted_batches,
+    training_batches,
+)
 from paceline.data.sampling.epochs import PREFETCH_DEPTH
+from paceline.data.sampling.split import EpochSplit, split_epoch
 from paceline.observe import TimeSplit
 from paceline.observe.trial import open_trial
 from paceline.sync.asynchronous.base import AsynchronousExchange
@@ -234,11 +243,12 @@ class Worker:
         before, self._bytes_recorded = self._bytes_recorded, self.exchange.bytes_sent
         return self._bytes_recorded - before
 
-    def _feed(self, source: Any) -> _Feed:
+    def _feed(self, source: Source | Stream) -> _Feed:
         """The batches of the epoch that this worker has not had."""
         data, position = self.config.data, self.position
         if position.ended:
             return _Feed(iter(()), 0)
+        split = None if isinstance(source, Stream) else self.split_epoch(position.remainder)
         batches = training_batches(
             source,
             shard=Shard(self.world.rank, self.world.size),
@@ -247,14 +257,25 @@ class Worker:
             epoch=self.clock.epoch,
             shuffle=data.shuffle,
             remainder=position.remainder,
+            split=split,
             taken=position.taken,
             prefetch=data.prefetch,
             loaders=data.loaders,
         )
-        if isinstance(source, Stream):
-            return _Feed(batches, None)
-        return _Feed(
-            batches, position.remainder.batches(len(source), self.world.rank) - position.taken
+        left = None if split is None else split.batches(self.world.rank) - position.taken
+        return _Feed(batches, left)
+
+    def split_epoch(self, remainder: EpochRemainder) -> EpochSplit:
+        """Which samples each rank takes of what is left of the epoch that runs."""
+        data, config = self._state.data, self.config
+        assert not isinstance(data.train, Stream)
+        return split_epoch(
+            data.train,
+            remainder,
+            data.balance,
+            seed=config.seed,
+            epoch=self.clock.epoch,
+            shuffle=config.data.shuffle,
         )
 
     def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, StepOutcome | None]:

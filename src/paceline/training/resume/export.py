@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.checkpoint.saver import name_of
 from paceline.checkpoint.store import Store, newest_valid
-from paceline.checkpoint.tree import Tree
 from paceline.comm import SoloWorld
 from paceline.core.safetensors import Array
+from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
 from paceline.errors import CheckpointError, ConfigError
 from paceline.frameworks.model_files import (
@@ -156,7 +156,7 @@ def rebuild(resumed: Resumed) -> PlainModel:
     return PlainModel(arrays, aliases, framework, architecture)
 
 
-def _read_state(common: Tree) -> tuple[list[Any], str, str | None]:
+def _read_state(common: Tree) -> tuple[list[list], str, str | None]:
     """Where each array lies, which framework it is of, and the architecture, if that is known."""
     state = common.get("state")
     if state is None:

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from paceline.checkpoint.tree import Tree
 from paceline.config.messages import show
+from paceline.core.trees import Tree
+from paceline.core.vectors import Vector
 from paceline.observe import TimeSplit
 
 
@@ -21,11 +22,11 @@ class Kind(NamedTuple):
     fits: Callable[[Any], bool]
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_vector(value: Any) -> bool:
+def _is_vector(value: object) -> bool:
     return isinstance(value, np.ndarray) and value.ndim == 1
 
 
@@ -33,9 +34,12 @@ def _or_none(kind: Kind) -> Kind:
     return Kind(f"{kind.words}, or none", lambda value: value is None or kind.fits(value))
 
 
-def _are_ranges(value: Any) -> bool:
-    pairs = isinstance(value, list) and all(isinstance(p, list) and len(p) == 2 for p in value)
-    return pairs and all(type(a) is type(b) is int and 0 <= a <= b for a, b in value)
+def _are_ranges(value: object) -> bool:
+    return (
+        isinstance(value, list)
+        and all(isinstance(p, list) and len(p) == 2 for p in value)
+        and all(type(a) is type(b) is int and 0 <= a <= b for a, b in value)
+    )
 
 
 ANYTHING = Kind("anything", lambda value: True)
@@ -134,7 +138,7 @@ def check(name: str, value: Any, expected: Any) -> None:
         _check_fits(name, value, expected)
 
 
-def _check_fits(name: str, value: Any, expected: Kind) -> None:
+def _check_fits(name: str, value: object, expected: Kind) -> None:
     if not expected.fits(value):
         raise ValueError(f"{name} is {show(value)}, expected {expected.words}")
 
@@ -192,7 +196,7 @@ def check_server(name: str, part: Tree) -> None:
         check(f"{name}.state.{key}", array, VECTOR)
 
 
-def copy_into(vector: Any, saved: Any, name: str) -> None:
+def copy_into(vector: Vector, saved: Vector, name: str) -> None:
     """Numpy would fill a vector with a single number, and cut digits off, without a word."""
     _check_fits(name, saved, VECTOR)
     if (saved.shape, saved.dtype) != (vector.shape, vector.dtype):

@@ -14,21 +14,24 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
 from paceline.checkpoint.store import REMEDY, Store, newest_valid
-from paceline.checkpoint.tree import Tree
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
+from paceline.core.trees import Tree
 from paceline.core.user_code import describe_failure
 from paceline.core.vectors import Vector
 from paceline.data import EpochRemainder
+from paceline.data.sampling.split import EpochSplit, rest_of
 from paceline.errors import CheckpointError, PacelineError
 from paceline.sync.saved import SavedCentre, unpack
 from paceline.training.loop.position import EpochPosition
 from paceline.training.resume.part_checks import check_common, check_facts, check_own, check_server
+
+T = TypeVar("T")
 
 FOLDER = "checkpoints"
 _log = logging.getLogger("paceline.training")
@@ -93,7 +96,7 @@ class Resumed:
         had_part = self.same_ranks and rank in workers
         return self._read_rank(rank if had_part else workers[rank % len(workers)])
 
-    def everybody(self, take: Callable[[Tree], Any]) -> list[Any]:
+    def everybody(self, take: Callable[[Tree], T]) -> list[T]:
         """The same of every worker's part, in order."""
         return [take(self._read_rank(rank)) for rank in self.facts["workers"]]
 
@@ -150,14 +153,19 @@ class Resumed:
         return total
 
     def position(
-        self, fresh: EpochRemainder, samples: int | None, asynchronous: bool
+        self,
+        fresh: EpochRemainder,
+        split: Callable[[EpochRemainder], EpochSplit] | None,
+        asynchronous: bool,
     ) -> tuple[EpochPosition, bool]:
-        """Where this rank continues in an epoch of so many samples (None: a stream), and whether
-        they are sharded as before. `fresh` is a whole epoch for the present ranks."""
+        """Where this rank continues in its epoch, and whether that is sharded as before.
+
+        `fresh` is a whole epoch for the present ranks; `split` says which samples each rank took
+        (None: a stream)."""
         own = self.own["worker"]["position"]
         remainder, taken, same_shards = fresh, 0, True
         if not asynchronous:
-            remainder, taken, same_shards = self._remainder(fresh, samples)
+            remainder, taken, same_shards = self._remainder(fresh, split)
         position = EpochPosition(
             remainder,
             taken,
@@ -169,7 +177,7 @@ class Resumed:
         return position, same_shards
 
     def _remainder(
-        self, fresh: EpochRemainder, samples: int | None
+        self, fresh: EpochRemainder, split: Callable[[EpochRemainder], EpochSplit] | None
     ) -> tuple[EpochRemainder, int, bool]:
         """What is left of the epoch, how many batches of it this rank has had, and whether it is
         sharded as before."""
@@ -181,7 +189,8 @@ class Resumed:
         taken = self.everybody(lambda part: part["worker"]["position"]["taken"])
         if ranges is None and not any(taken):
             return fresh, 0, False
-        return replace(fresh, ranges=before.rest(samples, taken)), 0, False
+        rest = before.rest_of_stream(taken) if split is None else rest_of(split(before), taken)
+        return replace(fresh, ranges=rest), 0, False
 
     def _share(self, name: str) -> float:
         """This rank's share of a sum over the epoch so far."""

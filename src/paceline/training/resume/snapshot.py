@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.checkpoint.tree import Tree
+from paceline.core.trees import Tree
 from paceline.core.vectors import checksum
+from paceline.data import Stream
+from paceline.data.sampling.partial_epoch import Ranges
 from paceline.frameworks.random_state import (
     accept_generator_states,
     generator_states,
@@ -71,8 +73,8 @@ def _restore_replica(replica: Replica, resumed: Resumed, same_optimizer: bool) -
     copy_into(replica.parameters(), resumed.common["parameters"], "common.parameters")
     replica.accept_parameters()
     if replica.constants().size:
-        own = resumed.own.get("constants", resumed.common["constants"])
-        copy_into(replica.constants(), own, "constants")
+        part = resumed.own if "constants" in resumed.own else resumed.common
+        copy_into(replica.constants(), part["constants"], "constants")
         replica.accept_constants()
     part = resumed.common if "optimizer" in resumed.common else resumed.own
     state = dict(part["optimizer"])
@@ -100,8 +102,8 @@ def _restore_parts(run: TrainingRun, resumed: Resumed) -> None:
         copy_into(run.replica.parameters(), resumed.parameters(), "parameters")
         run.replica.accept_parameters()
     fresh, train = run.worker.position.remainder, run.state.data.train
-    samples = len(train) if hasattr(train, "__len__") else None
-    position, same_shards = resumed.position(fresh, samples, exchange.asynchronous)
+    split = None if isinstance(train, Stream) else run.worker.split_epoch
+    position, same_shards = resumed.position(fresh, split, exchange.asynchronous)
     if not same_shards and "deferred" in own["exchange"]:
         own["exchange"]["deferred"] = None  # a rank without batches may have some now
     exchange.restore(own["exchange"], resumed.same_ranks)
@@ -113,5 +115,5 @@ def _restore_parts(run: TrainingRun, resumed: Resumed) -> None:
         seed_generators(seed)  # those of the first steps must not come again
 
 
-def _listed(ranges: Any) -> Any:
+def _listed(ranges: Ranges | None) -> list[list[int | None]] | None:
     return None if ranges is None else [list(pair) for pair in ranges]

@@ -23,6 +23,7 @@ from paceline.data.files import multi_file as joined
 from paceline.data.files import open_files
 from paceline.data.fingerprint import describe_arrays, sum_samples
 from paceline.data.sampling.shards import epoch_order, windowed_order
+from paceline.data.sampling.split import CountSplit, rest_of
 from paceline.errors import DataError
 
 LENGTHS = (7, 100, 33)
@@ -115,14 +116,14 @@ def test_a_run_that_goes_on_with_other_ranks_gets_what_is_left(files, small_bloc
     for rank in range(2):
         batches = training_batches(source, shard=Shard(rank, 2), **options)
         seen += [n for _ in range(3) for n in next(batches).indices.tolist()]
-    rest = EpochRemainder(3, 5, EpochRemainder(2, 5).rest(TOTAL, [3, 3]))
+    rest = EpochRemainder(3, 5, rest_of(CountSplit(EpochRemainder(2, 5), TOTAL), [3, 3]))
     for rank in range(3):
         for batch in training_batches(source, shard=Shard(rank, 3), remainder=rest, **options):
             seen += batch.indices.tolist()
     assert sorted(seen) == list(range(TOTAL))
 
 
-def test_workers_at_their_own_pace_take_the_same_order(files, small_blocks):
+def test_asynchronous_workers_take_the_same_order(files, small_blocks):
     source = opened(files, shuffle_buffer=20)
     grants = BatchGrants()
     grants.grant(0, 14)

@@ -64,7 +64,7 @@ def test_training_uses_every_sample_exactly_once_in_equal_steps(make, samples, s
 
 
 @given(samples=st.integers(1, 120), size=st.integers(1, 6), batch_size=st.integers(1, 9))
-def test_a_stream_is_dealt_as_an_unshuffled_source_is(samples, size, batch_size):
+def test_a_stream_is_sharded_as_an_unshuffled_source_is(samples, size, batch_size):
     samples = max(samples, size)
     expected = train(arrays(samples), size, batch_size, shuffle=False)
     found = train(stream(samples), size, batch_size, prefetch=0)

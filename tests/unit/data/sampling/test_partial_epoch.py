@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data import ArraySource, EpochRemainder, Shard, Stream, training_batches
+from paceline.data.sampling.split import CountSplit, rest_of
 from paceline.errors import CheckpointError
 
 
@@ -41,7 +42,7 @@ def test_every_sample_comes_once_whoever_goes_on(samples, interruptions):
     for size, batch_size, most in [*interruptions, (2, 4, [samples] * 5)]:
         found = [take(source, remainder, rank, 0, most[rank]) for rank in range(remainder.size)]
         seen += [index for batches in found for batch in batches for index in batch.indices]
-        ranges = remainder.rest(samples, [len(batches) for batches in found])
+        ranges = rest_of(CountSplit(remainder, samples), [len(batches) for batches in found])
         remainder = EpochRemainder(size, batch_size, ranges)
     for rank in range(remainder.size):
         seen += [i for batch in take(source, remainder, rank, 0, samples) for i in batch.indices]
@@ -51,13 +52,13 @@ def test_every_sample_comes_once_whoever_goes_on(samples, interruptions):
 @given(
     samples=st.integers(5, 60), size=st.integers(1, 5), taken=st.integers(0, 3), more=st.integers(0)
 )
-def test_as_many_ranks_go_on_in_the_same_leg(samples, size, taken, more):
+def test_as_many_ranks_go_on_with_the_same_shares(samples, size, taken, more):
     remainder = EpochRemainder(size, 3, ((2, samples),))
     for rank in range(size):
         whole = take(arrays(samples), remainder, rank, 0, samples)
         late = take(arrays(samples), remainder, rank, taken, samples)
         assert [b.indices.tolist() for b in late] == [b.indices.tolist() for b in whole[taken:]]
-        assert len(whole) == remainder.batches(samples, rank)
+        assert len(whole) == CountSplit(remainder, samples).batches(rank)
 
 
 @given(samples=st.integers(4, 60), steps=st.integers(0, 4), size=st.integers(1, 5))
@@ -66,7 +67,7 @@ def test_the_rest_of_a_stream_comes_once(samples, steps, size):
     found = [take(stream(samples), before, rank, 0, samples) for rank in range(2)]
     steps = min(steps, len(found[0]) - 1)  # a pause after the last step is the epoch's end
     seen = [i for batches in found for batch in batches[:steps] for i in batch.indices]
-    remainder = EpochRemainder(size, 3, before.rest(None, [steps] * 2))
+    remainder = EpochRemainder(size, 3, before.rest_of_stream([steps] * 2))
     if not steps and size > samples:
         return
     for rank in range(size):
@@ -84,4 +85,4 @@ def test_nobody_is_left_with_a_single_sample():
 
 def test_ranks_at_different_places_of_a_stream_are_refused():
     with pytest.raises(CheckpointError, match="start 2 ranks"):
-        EpochRemainder(2, 4).rest(None, [1, 2])
+        EpochRemainder(2, 4).rest_of_stream([1, 2])

@@ -1,4 +1,4 @@
-"""The dealing of samples: every sample exactly once, every rank in every step."""
+"""The sharding of samples: every sample exactly once, every rank in every step."""
 
 import numpy as np
 import pytest

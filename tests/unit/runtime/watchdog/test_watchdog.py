@@ -286,7 +286,7 @@ def test_a_rank_that_waits_for_its_batch_is_busy_where_the_batch_is_made():
     assert doing.where.endswith(" load")
 
 
-def test_a_rank_that_waits_for_a_courier_waits(monkeypatch):
+def test_a_rank_that_waits_for_the_overlap_sender_waits(monkeypatch):
     """Trainers wait for a thread of ours that talks; here this file is what trains."""
     monkeypatch.setattr(stacks, "_STEPPING", __file__)
     gate = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""The ledger: what it counts, whom it deals to, who still works."""
+"""The ledger: what it counts, whom it grants batches, who still works."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def test_a_stop_reaches_whoever_reports_next():
     assert ledger.enter(1, WorkerReport(stop=True, wanted=4), full).stop
     news = ledger.enter(0, WorkerReport(wanted=4), full)
     assert news.stop
-    assert news.first == news.last  # nothing more is dealt
+    assert news.first == news.last  # nothing more is granted
 
 
 def test_workers_leave_one_by_one():
@@ -36,7 +36,7 @@ def test_workers_leave_one_by_one():
 
 
 @pytest.mark.parametrize("batches", [1, 7, 100])
-def test_every_batch_is_dealt_once(batches):
+def test_every_batch_is_granted_once(batches):
     ledger, chance, dealt = make(workers=4, batches=batches), np.random.default_rng(0), []
     for _ in range(10 * batches):
         news = ledger.enter(
@@ -46,7 +46,7 @@ def test_every_batch_is_dealt_once(batches):
     assert dealt == list(range(batches))
 
 
-def test_towards_the_end_less_is_dealt_at_a_time():
+def test_towards_the_end_less_is_granted_at_a_time():
     ledger = make(workers=2, batches=16)
     sizes = []
     while sum(sizes) < 16:

@@ -1,4 +1,4 @@
-"""A centre in the node's memory, met by several workers at the same time."""
+"""A centre in the node's memory, with which several workers exchange at once."""
 
 import numpy as np
 

@@ -17,7 +17,7 @@ from paceline.training.trainer import Trainer
 
 
 def reference(ranks, meets, epochs=2, momentum=0.9, forget=False):
-    """Local training and weighted averaging in plain torch; `meets(step)` within an epoch."""
+    """Local training in plain torch, and weighted averaging where `meets(step)` in an epoch."""
     inputs, targets = (torch.from_numpy(array) for array in data())
     models = [build() for _ in range(ranks)]
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.02, momentum=momentum) for m in models]
@@ -112,8 +112,8 @@ def test_post_local_is_bsp_until_it_starts(tmp_path):
     assert one.tobytes() == weights(fit(tmp_path, 2, "bsp").model).tobytes()
 
 
-def test_ranks_meet_by_the_clock(tmp_path, monkeypatch):
-    """By rank 1's clock its steps take longer: it brings fewer of them to a meeting."""
+def test_ranks_exchange_by_the_clock(tmp_path, monkeypatch):
+    """By rank 1's clock its steps take longer: it brings fewer of them to an exchange."""
     now = threading.local()
 
     class Tick(paceline.Callback):
@@ -124,7 +124,7 @@ def test_ranks_meet_by_the_clock(tmp_path, monkeypatch):
     result = fit(tmp_path, 2, {"name": "average", "every": "0.025s"}, callbacks=[Tick()])
     events = [e for e in read_events(result.run_dir / "events") if e["event"] == "step"]
     met = [["x" if e["bytes"] else "." for e in events if e["rank"] == rank] for rank in (0, 1)]
-    # Two epochs, each of which ends with a meeting: to those of rank 0 it once brings nothing.
+    # Two epochs, each of which ends with an exchange: to those of rank 0 it once brings nothing.
     assert ["".join(steps) for steps in met] == ["...x..xxx..x..x.xx", "..x.x.xx.x.x.x.x"]
     assert [record.samples for record in result.history] == [SAMPLES] * 2
 
@@ -148,7 +148,7 @@ def test_streams_of_uneven_length_end_together(tmp_path):
     assert [r.samples for r in one.history] == [r.samples for r in two.history] == [50, 50]
 
 
-def test_a_rank_that_asks_to_stop_stops_all_at_the_next_meeting(tmp_path):
+def test_a_rank_that_asks_to_stop_stops_all_at_the_next_exchange(tmp_path):
     class Stop(paceline.Callback):
         def on_batch_end(self, trainer, step, logs):
             if trainer.world.rank == 1 and step == 2:

@@ -66,7 +66,7 @@ def test_a_users_loop_follows_it_too():
 
 
 def test_fragments_send_less_at_a_time_and_keep_the_centre_common(tmp_path):
-    """Two fragments: each meeting moves one half; the centre is validated, saved and returned."""
+    """Two fragments: each exchange moves one half; the centre is validated, saved and returned."""
 
     def sent(result):
         return [e["bytes"] for e in read_events(result.run_dir / "events") if e["bytes"]]

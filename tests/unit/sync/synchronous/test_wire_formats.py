@@ -112,7 +112,7 @@ def test_alone_nothing_is_coded(tmp_path, rule, wire):
         ("int8", 64 + 32 + 2 * 4, 64 + 16 + 2 * 4),
     ],
 )
-def test_bytes_of_a_meeting(tmp_path, name, whole, half):
+def test_bytes_of_an_exchange(tmp_path, name, whole, half):
     """A head of 64 bytes, then 32 elements, or 16 in a fragment; in int8 a scale per slice."""
     for rule, expected in zip(RULES, [whole] * 4 + [half], strict=True):
         sent = bytes_of(fit(tmp_path, 2, rule, epochs=1, exchange={"wire": name}))
@@ -191,7 +191,7 @@ def test_the_centre_is_made_when_workers_begin_to_train_alone(tmp_path):
     for rank in range(2):
         steps = {step: (there, same) for who, step, there, same in seen if who == rank}
         assert [steps[step][0] for step in (1, 3, 4, 5)] == [False, False, True, True]
-        # equal after the last common step and after a meeting, else on its way
+        # equal after the last common step and after an exchange, else on its way
         assert [steps[step][1] for step in (4, 5, 6, 7)] == [True, False, False, True]
 
 

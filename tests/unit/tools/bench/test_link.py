@@ -46,7 +46,7 @@ def test_who_has_not_reached_the_target_is_named():
     assert late.notes["not reached"] == "ours, ddp-gloo"
 
 
-def test_a_round_holds_exactly_one_meeting_of_every_rule_that_meets_now_and_then():
+def test_a_round_holds_exactly_one_exchange_of_every_rule_with_a_period():
     for name, contestant in CONTESTANTS.items():
         if name.endswith("every 16"):
             rule = contestant.rule

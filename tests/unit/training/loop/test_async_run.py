@@ -1,10 +1,10 @@
-"""Runs of the Trainer whose workers go at their own pace."""
+"""Asynchronous runs of the Trainer."""
 
 import threading
 
 import numpy as np
 import pytest
-from support.async_runs import Numbers, all_of, count_through, every_rule
+from support.async_runs import Numbers, TakingTurns, all_of, count_through, every_rule
 from support.line_problem import BATCH, SAMPLES, build, data, fit, own_loop, weights
 from torch import nn
 
@@ -114,7 +114,10 @@ def test_a_target_ends_the_run(tmp_path, rule, exchange, ranks):
 @every_rule
 def test_training_converges_and_all_ranks_have_the_result(tmp_path, rule, exchange, ranks):
     """`fit` compares the ranks."""
-    result = fit(tmp_path, ranks, rule, epochs=40, momentum=0.0, exchange=exchange)
+    in_turns = TakingTurns(ranks - exchange.get("servers", 0))
+    result = fit(
+        tmp_path, ranks, rule, epochs=40, momentum=0.0, exchange=exchange, callbacks=[in_turns]
+    )
     assert weights(result.model) == pytest.approx([1.0, -2.0, 0.5, 0.0], abs=0.25)
     assert result.history[-1].train_loss < 0.1
 

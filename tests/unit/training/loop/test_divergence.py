@@ -27,7 +27,7 @@ def test_the_summary_and_the_log_tell(tmp_path, capfd, rule, rate, said):
 
 
 class RankZeroBegins(Callback):
-    """It judges by its own first steps; a worker at its own pace might take all batches before."""
+    """It judges by its own first steps; an asynchronous worker might take all batches before."""
 
     def __init__(self):
         self.begun = threading.Event()

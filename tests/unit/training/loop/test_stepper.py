@@ -26,8 +26,6 @@ class Model:
 
 
 class Exchange:
-    filters_nonfinite = steps_optimizer = False
-
     def __init__(self, calls, outcomes=()):
         self.calls, self.outcomes, self.seen = calls, list(outcomes), []
 
@@ -41,9 +39,10 @@ class Exchange:
         self.seen.append(mine)
 
 
-def make(outcomes=(), finite=True, wishes=StepWishes, **limits):
+def make(outcomes=(), finite=True, wishes=StepWishes, steps_optimizer=False, **limits):
     calls = []
     model, exchange = Model(calls, finite), Exchange(calls, outcomes)
+    exchange.steps_optimizer = exchange.filters_nonfinite = steps_optimizer
     return Stepper(3, model, exchange, StepLimits(**limits), Stopwatch(), wishes), exchange, calls
 
 
@@ -74,8 +73,7 @@ def test_the_others_gradients_are_applied_to_a_replica_whose_own_were_refused():
 
 
 def test_nobody_else_steps_where_the_exchange_does():
-    stepper, exchange, calls = make([outcome()], finite=False, clip_norm=2.0)
-    exchange.steps_optimizer = exchange.filters_nonfinite = True
+    stepper, _, calls = make([outcome()], finite=False, clip_norm=2.0, steps_optimizer=True)
     stepper.step(Contribution(4, 0.5, more=True))
     assert calls == ["before", "after"]
 

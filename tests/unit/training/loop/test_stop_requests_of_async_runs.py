@@ -1,4 +1,4 @@
-"""Wishes to save and to end are heeded by workers at their own pace, whatever rank 0 does."""
+"""Wishes to save and to end are heeded by asynchronous workers, whatever rank 0 does."""
 
 import threading
 from itertools import pairwise

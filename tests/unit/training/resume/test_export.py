@@ -77,7 +77,7 @@ class Look(Callback):
                 trainer.replica.parameters()[:] = centre
                 trainer.replica.accept_parameters()
             self.seen = copied(trainer.replica.module.state_dict())
-        trainer.world.barrier()  # others that go at their own pace would move the centre
+        trainer.world.barrier()  # other asynchronous workers would move the centre
 
 
 def copied(state):
@@ -169,7 +169,7 @@ def test_the_last_checkpoint_is_the_finished_model(tmp_path, rule, exchange, ran
 
 
 @in_lockstep
-def test_between_meetings_it_is_what_one_rank_would_go_on_with(tmp_path, rule, exchange):
+def test_between_exchanges_it_is_what_one_rank_would_go_on_with(tmp_path, rule, exchange):
     found = fit(tmp_path / "run", 2, rule, [At(5)], exchange=exchange)
     assert isinstance(found, Interrupted)
     line, _ = export(tmp_path / "run", tmp_path / "model.pt")
@@ -183,7 +183,7 @@ def test_between_meetings_it_is_what_one_rank_would_go_on_with(tmp_path, rule, e
 
 
 @pytest.mark.parametrize("name", ["easgd", "downpour"])
-def test_of_workers_at_their_own_pace_it_is_the_centre(tmp_path, name):
+def test_of_asynchronous_workers_it_is_the_centre(tmp_path, name):
     assert isinstance(fit(tmp_path / "run", 2, FREE[name], [At(5)]), Interrupted)
     export(tmp_path / "run", tmp_path / "model.pt")
     look = Look()

@@ -38,8 +38,8 @@ class After(Callback):
 
 
 def go_on(folder, ranks, rule, stop_after=None, batch_size=BATCH, delays=None, data=None, **more):
-    """What all ranks saw; whether they were through: workers at their own pace may do all of it
-    before the one that is to be interrupted has had so many batches."""
+    """What all ranks saw; whether they were through: asynchronous workers may do all of it before
+    the one that is to be interrupted has had so many batches."""
     asked = After(stop_after[1]) if stop_after is not None else None
     numbers = np.arange(SAMPLES, dtype=np.float64)[:, None] if data is None else data
     delays = delays or [0.0] * ranks
@@ -71,7 +71,7 @@ def check_all(seen):
 @pytest.mark.parametrize(("rule", "exchange", "ranks"), RULES.values(), ids=RULES)
 @pytest.mark.parametrize("stop", [(0, 1), (1, 3), (0, 7)], ids=str)
 @pytest.mark.parametrize("every", [None, 1])
-def test_workers_at_their_own_pace_go_on(tmp_path, rule, exchange, ranks, stop, every):
+def test_asynchronous_workers_go_on(tmp_path, rule, exchange, ranks, stop, every):
     settings = {"delays": [0.001 * (rank % 2) for rank in range(ranks)], "checkpoint_every": every}
     settings["exchange"] = exchange
     seen, through = go_on(tmp_path / "run", ranks, rule, stop, **settings)

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from paceline.comm import Buffer, World
 from paceline.errors import WorldError
-from paceline.tools.bench.allreduce import render_size
+from paceline.tools.bench.allreduce import SumSettings, SumTimes, render_size
 from paceline.tools.bench.harness import say
 from paceline.tools.bench.ranks.peers import gloo_group, raw_mpi, raw_sum
 from paceline.tools.bench.ranks.timing import best_of, time_together
@@ -24,7 +23,7 @@ LEAST_CALLS, MOST_CALLS = 3, 100_000
 class SumContestant:
     """A call, the vector that it reads, and the one that it writes: the same, unless it copies."""
 
-    call: Callable[[], Any]
+    call: Callable[[], object]
     vector: Buffer
     target: Buffer | None = None
 
@@ -33,10 +32,10 @@ Maker = Callable[[int], SumContestant]
 """Makes a contestant for so many float32."""
 
 
-def measure(world: World, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def measure(world: World, settings: SumSettings) -> list[SumTimes]:
     """Seconds per call of ours and of each peer, for each size in bytes."""
     rounds, span_s = settings["rounds"], settings["span_s"]
-    found = []
+    found: list[SumTimes] = []
     with ExitStack() as stack:
         makers: dict[str, Maker] = {"ours": lambda elements: _ours(world, elements)}
         # Once for all sizes: a new group starts new threads.
@@ -81,7 +80,7 @@ def check_result(world: World, name: str, contestant: SumContestant) -> None:
         )
 
 
-def timed(world: World, call: Callable[[], Any], span_s: float) -> Callable[[], float]:
+def timed(world: World, call: Callable[[], object], span_s: float) -> Callable[[], float]:
     """Seconds per call; as many calls as take about `span_s`, the same number on all ranks."""
     calls = LEAST_CALLS
     for _ in range(2):  # the first calls are slow, and too few to measure
@@ -90,7 +89,7 @@ def timed(world: World, call: Callable[[], Any], span_s: float) -> Callable[[], 
     return lambda: time_together(world, partial(_repeat, call, calls)) / calls
 
 
-def _repeat(call: Callable[[], Any], times: int) -> None:
+def _repeat(call: Callable[[], object], times: int) -> None:
     for _ in range(times):
         call()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,6 +14,7 @@ from paceline.comm import World
 from paceline.frameworks.threads import limit_threads
 from paceline.runtime.resources import fair_threads
 from paceline.tools.bench.allreduce import render_size
+from paceline.tools.bench.ddp import DDPSettings, DDPTimes
 from paceline.tools.bench.harness import say
 from paceline.tools.bench.ranks.allreduce import SumContestant, check_result, timed
 from paceline.tools.bench.ranks.peers import gloo_group
@@ -24,7 +24,7 @@ from paceline.tools.bench.ranks.timing import best_of
 BACKENDS = ("mpi4py", "gloo")
 
 
-def measure(world: World, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def measure(world: World, settings: DDPSettings) -> list[DDPTimes]:
     """Seconds per sum of each size, and per step of each network, on each backend."""
     limit_threads(fair_threads(world))
     with gloo_group(world):
@@ -37,8 +37,8 @@ def measure(world: World, settings: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _measure_sum(
-    world: World, groups: dict[str, Any], nbytes: int, settings: dict[str, Any]
-) -> dict[str, Any]:
+    world: World, groups: dict[str, dist.ProcessGroup], nbytes: int, settings: DDPSettings
+) -> DDPTimes:
     contestants: dict[str, Callable[[], float]] = {}
     for name, group in groups.items():
         tensor = torch.empty(nbytes // 4)
@@ -52,8 +52,8 @@ def _measure_sum(
 
 
 def _measure_network(
-    world: World, groups: dict[str, Any], name: str, settings: dict[str, Any]
-) -> dict[str, Any]:
+    world: World, groups: dict[str, dist.ProcessGroup], name: str, settings: DDPSettings
+) -> DDPTimes:
     network = NETWORKS[name]
     plain = Learner(network, world.rank)
     steps = count_steps(world, plain, settings["round_s"])

@@ -9,7 +9,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter, sleep
-from typing import Any
 
 import torch
 from torch import nn
@@ -17,14 +16,14 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.comm import World
-from paceline.data import Shard, evaluation_batches
+from paceline.data import ArraySource, Shard, Source, evaluation_batches
 from paceline.data.builtin import digits, mnist
 from paceline.errors import WorldError
 from paceline.models.mlp import mlp
 from paceline.rules import BSP, EASGD, Average, DiLoCo, Downpour, Rule
 from paceline.tools.bench.harness import say
 from paceline.tools.bench.hosts import ADDRESSES, INTERFACE
-from paceline.tools.bench.link import PEER
+from paceline.tools.bench.link import PEER, LinkSettings
 from paceline.tools.bench.ranks.peers import gloo_group
 from paceline.tools.bench.ranks.timing import best_of, time_together
 from paceline.training.batches import Batches, shard
@@ -52,7 +51,7 @@ class RuleContestant:
 
     rule: Rule | None
     make_optimizer: Callable[..., torch.optim.Optimizer] = _sgd
-    exchange: Mapping[str, Any] = field(default_factory=dict)
+    exchange: Mapping[str, object] = field(default_factory=dict)
 
 
 CONTESTANTS = {
@@ -76,7 +75,7 @@ CONTESTANTS = {
 }
 
 
-def measure(world: World, settings: dict[str, Any]) -> dict[str, dict[str, float]]:
+def measure(world: World, settings: LinkSettings) -> dict[str, dict[str, float]]:
     """For each contestant: samples per second, bytes per sample, and the way to the target."""
     build = partial(mlp, hidden=settings["hidden"])
     with gloo_group(world, ADDRESSES[0], INTERFACE):
@@ -91,7 +90,7 @@ def measure(world: World, settings: dict[str, Any]) -> dict[str, dict[str, float
     return found
 
 
-def load_data(data_dir: str | None) -> tuple[Any, Any]:
+def load_data(data_dir: str | None) -> tuple[ArraySource, ArraySource]:
     """Training and validation images: the full MNIST of that place, or the digits we have."""
     parts = ("train", "validation")
     first, second = (mnist.load(p, data_dir) if data_dir else digits.load(p) for p in parts)
@@ -99,7 +98,7 @@ def load_data(data_dir: str | None) -> tuple[Any, Any]:
 
 
 def _measure_speed(
-    world: World, build: Callable[[], nn.Module], settings: dict[str, Any]
+    world: World, build: Callable[[], nn.Module], settings: LinkSettings
 ) -> dict[str, dict[str, float]]:
     steps = settings["steps"]
     batch = torch.rand(BATCH, 784), torch.randint(10, (BATCH,))
@@ -179,7 +178,7 @@ def in_pace(
 
 
 def take_step(
-    module: nn.Module, optimizer: torch.optim.Optimizer, inputs: Any, targets: Any
+    module: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor, targets: torch.Tensor
 ) -> None:
     optimizer.zero_grad()
     cross_entropy(module(inputs), targets).backward()
@@ -189,7 +188,7 @@ def take_step(
 class Goal:
     """An accuracy to be reached, and a clock that runs while a model is trained for it."""
 
-    def __init__(self, world: World, validation: Any, target: float, limit_s: float) -> None:
+    def __init__(self, world: World, validation: Source, target: float, limit_s: float) -> None:
         self.world = world
         self._validation, self._target, self._limit_s = validation, target, limit_s
         self.seconds = self.accuracy = 0.0
@@ -215,7 +214,7 @@ class Goal:
 
 
 def train_to(
-    goal: Goal, contestant: RuleContestant, model: nn.Module, train: Any
+    goal: Goal, contestant: RuleContestant, model: nn.Module, train: Source
 ) -> dict[str, float]:
     """Seconds of training until what a user gets at the end reaches the goal, and its accuracy.
 
@@ -253,7 +252,7 @@ def _train_until_decided(
                     return
 
 
-def measure_accuracy(world: World, model: nn.Module, source: Any) -> float:
+def measure_accuracy(world: World, model: nn.Module, source: Source) -> float:
     """The accuracy of the replicas, each on its share of the samples."""
     mine = Shard(world.rank, world.size)
     correct = samples = 0

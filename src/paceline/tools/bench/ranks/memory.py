@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 from torch.nn import Module
@@ -14,12 +13,13 @@ from torch.optim import SGD, Optimizer
 
 from paceline.comm import World
 from paceline.core.user_code import load_function
+from paceline.tools.bench.memory import MemorySettings
 from paceline.tools.bench.ranks.mappings import identify, read_mappings, resident_bytes
 from paceline.tools.bench.ranks.peers import gloo_group
 from paceline.training.pace import keep_pace
 
 
-def measure(world: World, settings: dict[str, Any]) -> dict[str, float]:
+def measure(world: World, settings: MemorySettings) -> dict[str, float]:
     """Bytes of the node: what training needs, and what parameters and optimizer state take."""
     torch.manual_seed(1)
     images = torch.randn(settings["images"])
@@ -42,17 +42,17 @@ def measure(world: World, settings: dict[str, Any]) -> dict[str, float]:
         }
 
 
-def _train_alone(model: Module, images: Any, labels: Any) -> None:
+def _train_alone(model: Module, images: torch.Tensor, labels: torch.Tensor) -> None:
     """Take a first step, so that the 90 MB that torch loads for it are there when we measure."""
     _step(model, SGD(model.parameters(), lr=0.01, momentum=0.9), images, labels)
 
 
-def _step(model: Module, optimizer: Optimizer, images: Any, labels: Any) -> None:
+def _step(model: Module, optimizer: Optimizer, images: torch.Tensor, labels: torch.Tensor) -> None:
     _find_gradients(model, images, labels)
     optimizer.step()
 
 
-def _find_gradients(model: Module, images: Any, labels: Any) -> None:
+def _find_gradients(model: Module, images: torch.Tensor, labels: torch.Tensor) -> None:
     model.zero_grad()
     torch.nn.functional.cross_entropy(model(images), labels).backward()
 

@@ -7,10 +7,13 @@ array of the model. A server asks nobody else while one worker's arrays come and
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
 
 Arrays = Sequence[npt.NDArray[np.float32]]
 
@@ -18,7 +21,7 @@ _WORD, _TIME, _DECISION, _ARRAY = 1, 2, 3, 4
 """Tags of the messages."""
 
 
-def serve(comm: Any, centre: Arrays, force: float, workers: int) -> None:
+def serve(comm: Intracomm, centre: Arrays, force: float, workers: int) -> None:
     """Answer requests until that many workers have left."""
     received = [np.empty_like(array) for array in centre]
     updates = 0
@@ -42,7 +45,7 @@ def serve(comm: Any, centre: Arrays, force: float, workers: int) -> None:
 class NaiveWorker:
     """A worker of that server: it sends its weights, takes the centre's, and is pulled to it."""
 
-    def __init__(self, comm: Any, server: int, weights: Arrays, force: float) -> None:
+    def __init__(self, comm: Intracomm, server: int, weights: Arrays, force: float) -> None:
         self._comm, self._server, self._force = comm, server, force
         self._weights = weights
         self._centre = [np.empty_like(array) for array in weights]

@@ -10,9 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.comm import Buffer, World
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+    from torch.distributed import Store
 
 _TIMEOUT = timedelta(minutes=10)
 
@@ -39,7 +43,7 @@ def gloo_group(world: World, address: str = "127.0.0.1", interface: str = "lo") 
         dist.destroy_process_group()
 
 
-def _open_store(world: World, address: str) -> Any:
+def _open_store(world: World, address: str) -> Store:
     """Rank 0 listens on a free port, and sends it to the others."""
     from torch.distributed import TCPStore
 
@@ -53,7 +57,7 @@ def _open_store(world: World, address: str) -> Any:
     return store or TCPStore(address, port, world.size, is_master=False, timeout=_TIMEOUT)
 
 
-def raw_mpi() -> Any:
+def raw_mpi() -> Intracomm:
     """All ranks' communicator as mpi4py has it, apart from Paceline's own; all ranks ask together.
 
     The world must be there already: it starts MPI the way Paceline needs it.
@@ -63,7 +67,7 @@ def raw_mpi() -> Any:
     return MPI.COMM_WORLD.Dup()
 
 
-def raw_sum(communicator: Any, buffer: Buffer) -> Callable[[], None]:
+def raw_sum(communicator: Intracomm, buffer: Buffer) -> Callable[[], None]:
     """MPI_Allreduce in place, as a user of mpi4py calls it, with nothing of ours around it."""
     from mpi4py import MPI
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
 from paceline.comm import World
 from paceline.data import ArraySource
+from paceline.tools.bench.scaling import ScalingSettings, ScalingTimes
 from paceline.training.trainer import Trainer
 
 _SHAPE, _CLASSES = (3, 224, 224), 1000
@@ -16,7 +16,7 @@ _EPOCHS = 2
 """The first is slow: memory is new. The last is measured."""
 
 
-def measure(world: World, settings: dict[str, Any]) -> dict[str, Any]:
+def measure(world: World, settings: ScalingSettings) -> ScalingTimes:
     """Seconds that all ranks took for the images, the split of that time, and their number."""
     result = Trainer(
         settings["network"],

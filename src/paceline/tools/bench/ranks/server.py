@@ -6,7 +6,7 @@ The first ranks are workers, the last is a server. Nothing is computed between e
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,8 +18,11 @@ from paceline.tools.bench.harness import say
 from paceline.tools.bench.ranks.naive_server import Arrays, NaiveWorker, serve
 from paceline.tools.bench.ranks.peers import raw_mpi
 from paceline.tools.bench.ranks.timing import best_of, time_together
-from paceline.tools.bench.server import WORKERS
+from paceline.tools.bench.server import WORKERS, ServerSettings
 from paceline.training.pace import keep_pace
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
 
 LAYERS = 10
 WARM_UP = 3
@@ -28,7 +31,7 @@ FORCE = 0.9 / WORKERS
 _TAG = 77
 
 
-def measure(world: World, settings: dict[str, Any]) -> dict[str, float]:
+def measure(world: World, settings: ServerSettings) -> dict[str, float]:
     """Exchanges per second of all workers together, for each place of the centre."""
     workers = world.split(int(world.rank < WORKERS))
     comm = raw_mpi()
@@ -88,7 +91,9 @@ def _keep_exchanging(
     return seconds
 
 
-def _naively(world: World, workers: World, comm: Any, sizes: list[int], exchanges: int) -> float:
+def _naively(
+    world: World, workers: World, comm: Intracomm, sizes: list[int], exchanges: int
+) -> float:
     arrays = [np.zeros(size, np.float32) for size in sizes]
     seconds, before, centre = 0.0, [], []
     if world.rank < WORKERS:
@@ -104,7 +109,7 @@ def _naively(world: World, workers: World, comm: Any, sizes: list[int], exchange
     return world.bcast_value(seconds)
 
 
-def _views(model: Any) -> Arrays:
+def _views(model: torch.nn.ParameterList) -> Arrays:
     return [parameter.detach().numpy() for parameter in model]
 
 
@@ -114,13 +119,13 @@ def _begin(world: World, arrays: Arrays) -> None:
         array[:] = world.rank + 1.0
 
 
-def _time(workers: World, exchange: Callable[[], Any], exchanges: int) -> float:
+def _time(workers: World, exchange: Callable[[], object], exchanges: int) -> float:
     for _ in range(WARM_UP):
         exchange()
     return time_together(workers, lambda: _repeat(exchange, exchanges))
 
 
-def _repeat(exchange: Callable[[], Any], times: int) -> None:
+def _repeat(exchange: Callable[[], object], times: int) -> None:
     for _ in range(times):
         exchange()
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +27,7 @@ from paceline.runtime.resources import fair_threads
 from paceline.tools.bench.harness import say
 from paceline.tools.bench.ranks.peers import gloo_group
 from paceline.tools.bench.ranks.timing import best_of, time_together
+from paceline.tools.bench.step import StepSettings, StepTimes
 from paceline.training.pace import keep_pace
 
 _TAG = 17
@@ -71,7 +71,7 @@ class Learner:
 
     def __init__(self, network: Network, rank: int) -> None:
         torch.manual_seed(1)
-        self.model: Any = network.build()
+        self.model: nn.Module = network.build()
         # So slow that one batch does not become so well known that its gradients are denormal
         # numbers, with which processors compute many times slower.
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-5, momentum=0.9)
@@ -90,7 +90,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def measure(world: World, settings: dict[str, Any]) -> list[dict[str, Any]]:
+def measure(world: World, settings: StepSettings) -> list[StepTimes]:
     """For each group of rules, seconds per step of the peers and rules, and notes on each rule."""
     limit_threads(fair_threads(world))  # as `keep_pace` does: all contestants alike
     network = NETWORKS[settings["network"]]
@@ -121,7 +121,7 @@ def _measure_group(
     rules: Sequence[Rule],
     steps: int,
     rounds: int,
-) -> dict[str, Any]:
+) -> StepTimes:
     """The peers and some rules, in the same rounds; entering and leaving blocks takes no time."""
     plans = {rule.name: plan_round(rule, steps) for rule in rules}
     contestants: dict[str, Callable[[], float]] = dict(peers)
@@ -176,7 +176,7 @@ class RoundPlan:
     steps: int
     period: int | None
 
-    def notes(self) -> dict[str, Any]:
+    def notes(self) -> dict[str, object]:
         """What a reader must know: an exchange that is too rare for a round is not timed."""
         timed = self.period is not None and self.steps % self.period == 0
         every = "epoch" if self.period is None else str(self.period)

@@ -48,37 +48,37 @@ def check(outcome, ranks, rule, exchange, every_rank_a_node):
 
 @each_of(IN_NODE_MEMORY)
 def test_in_the_memory_of_the_node(resident, tmp_path, rule, exchange):
-    outcome = resident(3, "free_runs:train", tmp_path, rule, exchange, False)
+    outcome = resident(3, "async_rules:train", tmp_path, rule, exchange, False)
     check(outcome, 3, rule, exchange, every_rank_a_node=False)
 
 
 @each_of(WITH_SERVERS)
 def test_with_servers(resident, tmp_path, rule, exchange):
-    outcome = resident(4, "free_runs:train", tmp_path, rule, exchange, False)
+    outcome = resident(4, "async_rules:train", tmp_path, rule, exchange, False)
     check(outcome, 4, rule, exchange, every_rank_a_node=False)
 
 
 @each_of(EVERY_RANK_A_NODE)
 def test_with_every_rank_a_node(resident, tmp_path, rule, exchange):
-    outcome = resident(3, "free_runs:train", tmp_path, rule, exchange, True)
+    outcome = resident(3, "async_rules:train", tmp_path, rule, exchange, True)
     check(outcome, 3, rule, exchange, every_rank_a_node=True)
 
 
 @pytest.mark.slow
 @each_of(ON_FIVE_RANKS)
 def test_on_five_ranks(own_job, tmp_path, rule, exchange):
-    outcome = own_job(5, "free_runs:train", tmp_path, rule, exchange, False)
+    outcome = own_job(5, "async_rules:train", tmp_path, rule, exchange, False)
     check(outcome, 5, rule, exchange, every_rank_a_node=False)
 
 
 def test_a_server_with_nothing_to_do_sleeps(resident):
     """It takes 2 % of a core, however busy the machine is; one that spins, all it can get."""
-    _, server = resident.on_all(2, "free_runs:idle_server", 0.5)
+    _, server = resident.on_all(2, "async_rules:idle_server", 0.5)
     assert server < 0.15
 
 
 @pytest.mark.parametrize("rule", [EASGD, GOSSIP], ids=describe)
 def test_nobody_waits_while_rank_0_validates(resident, tmp_path, rule):
     """Else rank 0, which validates until the others have made some steps, would never go on."""
-    steps = resident(3, "free_runs:validate_long", tmp_path, rule)
+    steps = resident(3, "async_rules:validate_long", tmp_path, rule)
     assert sum(steps) == 10 * 30

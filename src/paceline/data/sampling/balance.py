@@ -1,0 +1,210 @@
+"""Equal cost instead of equal counts: which samples make a step, and which rank takes which.
+
+All of it is arithmetic on the samples' costs and a common seed, so every rank plans the same epoch
+without communicating. Samples of similar cost are put into the same step as far as `bucketing`
+says; then each step is split longest first: the next sample goes to the rank with the least so
+far. Every rank gets a sample, and two where there are enough for all: batch normalisation fails
+on one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from heapq import heapify, heapreplace
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.vectors import Vector
+from paceline.data.sampling.shards import StepPlan
+
+Places = npt.NDArray[np.int64]
+"""Positions in the order of an epoch."""
+
+BUCKETINGS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0)
+"""What is tried, the most random first, if nothing is said."""
+GOOD_BALANCE = 0.99
+"""The mean cost of a rank in a step, divided by the largest: enough to stop trying."""
+STEPS_TRIED = 48
+WINDOW = 1 << 16
+"""Samples of the steps that are split at a time."""
+FINE_SPREAD = 0.005
+"""The largest load of a rank above the mean that is not worth an exchange of samples."""
+SWAPS_PER_STEP = 200
+
+
+class BalancedEpoch:
+    """The steps of an epoch whose ranks have equal costs: which places of its order each takes."""
+
+    def __init__(
+        self, costs: Vector, places: Places, edges: Places, ranks_with_samples: int
+    ) -> None:
+        """`costs` are of the samples in the epoch's order. Step s consists of
+        `places[edges[s] : edges[s + 1]]`, and is split among the first ranks."""
+        self._costs, self._places, self._edges = costs, places, edges
+        self.ranks_with_samples = ranks_with_samples
+        """How many ranks get samples; the others have none in any step."""
+        longest = int(np.diff(edges).max()) if len(self) else 1
+        self._steps_at_once = max(1, WINDOW // longest)
+        self._window: tuple[int, list[list[Places]]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._edges) - 1
+
+    def share(self, step: int, rank: int) -> Places:
+        """The places that the rank takes in this step."""
+        number, row = divmod(step, self._steps_at_once)
+        window = self._window
+        if window is None or window[0] != number:
+            self._window = window = number, list(self._split_window(number))
+        return window[1][row][rank]
+
+    def step(self, step: int) -> Places:
+        """The places of all ranks."""
+        return self._places[self._edges[step] : self._edges[step + 1]]
+
+    def _split_window(self, number: int) -> Iterable[list[Places]]:
+        first = number * self._steps_at_once
+        for step in range(first, min(first + self._steps_at_once, len(self))):
+            places = self.step(step)
+            ranks = split_step(self._costs[places], self.ranks_with_samples)
+            yield _by_rank(places, ranks, self.ranks_with_samples)
+
+
+def plan_balanced(
+    costs: Vector,
+    plan: StepPlan,
+    *,
+    bucketing: float,
+    draw: np.random.Generator | None,
+) -> BalancedEpoch:
+    """Balance an epoch (or what is left of one) in steps of as many samples as `plan` says.
+
+    `costs` are of its samples, in their order. Steps come in random order by `draw`, or without it
+    in the order of their costs.
+    """
+    sizes = np.array([last - first for first, last in map(plan.span, range(len(plan)))], np.int64)
+    places = _sort(costs, bucketing if len(plan) > 1 else 0.0)
+    if bucketing and draw is not None and len(plan) > 1:
+        # The last step may have another size. It must not always have the longest samples.
+        odd = int(draw.integers(len(sizes)))
+        lengths = np.full(len(sizes), sizes[0])
+        lengths[odd] = sizes[-1]
+        turns = draw.permutation(len(sizes))
+        places = _in_turns(places, lengths, np.append(turns[turns != odd], odd))
+    edges = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    return BalancedEpoch(costs, places, edges, plan.ranks_with_samples)
+
+
+def _sort(costs: Vector, bucketing: float) -> Places:
+    """With `bucketing` 0 the order is kept, and with 1 samples are sorted by cost.
+
+    >>> _sort(np.array([3.0, 1.0, 4.0, 1.0]), 1.0).tolist()
+    [1, 3, 0, 2]
+    """
+    if not bucketing:
+        return np.arange(len(costs))
+    quantiles = np.empty(len(costs))
+    quantiles[np.argsort(costs, kind="stable")] = np.arange(len(costs))
+    keys = bucketing * quantiles + (1 - bucketing) * np.arange(len(costs))
+    return np.argsort(keys, kind="stable")
+
+
+def _in_turns(places: Places, lengths: Places, turns: Places) -> Places:
+    """Pieces of these lengths, in another order."""
+    firsts = (np.cumsum(lengths) - lengths)[turns]
+    lengths = lengths[turns]
+    begun = np.cumsum(lengths) - lengths
+    result: Places = places[np.repeat(firsts - begun, lengths) + np.arange(len(places))]
+    return result
+
+
+def choose_bucketing(costs: Vector, plan: StepPlan) -> float:
+    """The least bucketing that balances."""
+    if plan.size == 1 or not costs.any():
+        return 0.0
+    found = [(balance_of(costs, plan, bucketing), bucketing) for bucketing in BUCKETINGS[:1]]
+    for bucketing in BUCKETINGS[1:]:
+        if found[-1][0] >= GOOD_BALANCE:
+            return found[-1][1]
+        found.append((balance_of(costs, plan, bucketing), bucketing))
+    return max(found, key=lambda pair: (round(pair[0], 2), -pair[1]))[1]
+
+
+def balance_of(costs: Vector, plan: StepPlan, bucketing: float) -> float:
+    """The mean cost of a rank in a step over the largest: 1 means that nobody waits.
+
+    It is estimated from some of the steps.
+    """
+    draw = np.random.default_rng(0)
+    epoch = plan_balanced(costs, plan, bucketing=bucketing, draw=draw)
+    tried = np.unique(np.linspace(0, len(epoch) - 1, STEPS_TRIED).astype(int))
+    mean = largest = 0.0
+    for step in tried.tolist():
+        own = costs[epoch.step(step)]
+        ranks = split_step(own, plan.size)
+        mean += float(own.sum()) / plan.size
+        largest += float(np.bincount(ranks, own, plan.size).max())
+    return mean / largest if largest else 1.0
+
+
+def split_step(costs: Vector, size: int) -> Places:
+    """Which of `size` ranks takes which sample of a step, so that all have about the same cost.
+
+    >>> split_step(np.array([6.0, 1.0, 2.0, 3.0]), 2).tolist()
+    [0, 0, 1, 1]
+    """
+    order = np.argsort(-costs, kind="stable")
+    ranks = np.empty(len(costs), np.int64)
+    ranks[order] = _longest_first(costs[order].tolist(), size)
+    if len(costs) > size:
+        _swap(costs, size, ranks)
+    return ranks
+
+
+def _longest_first(costs: list[float], size: int) -> list[int]:
+    """For descending costs: first one sample for each rank, and a second, the shortest, if there
+    are enough; then always for the rank with the least."""
+    ranks = list(range(min(size, len(costs))))
+    loads = [(cost, 1, rank) for cost, rank in zip(costs, ranks, strict=False)]
+    last: list[int] = []
+    if len(costs) >= 2 * size:
+        last = ranks[::-1]  # the shortest for the rank with the most
+        shortest = costs[::-1][:size]
+        loads = [
+            (load + cost, 2, rank) for (load, _, rank), cost in zip(loads, shortest, strict=True)
+        ]
+    heapify(loads)
+    for cost in costs[size : len(costs) - len(last)]:
+        load, count, rank = loads[0]
+        heapreplace(loads, (load + cost, count + 1, rank))
+        ranks.append(rank)
+    return ranks + last
+
+
+def _swap(costs: Vector, size: int, ranks: Places) -> None:
+    """Let the rank with the most exchange a sample with the one with the least, while it helps."""
+    loads = np.bincount(ranks, costs, size)
+    limit = (1 + FINE_SPREAD) * float(loads.mean())
+    for _ in range(min(SWAPS_PER_STEP, 4 * size)):
+        most, least = int(loads.argmax()), int(loads.argmin())
+        if loads[most] <= limit:
+            return
+        ours, theirs = np.flatnonzero(ranks == most), np.flatnonzero(ranks == least)
+        moved = costs[ours][:, None] - costs[theirs][None, :]
+        after = np.maximum(loads[most] - moved, loads[least] + moved)
+        best = int(after.argmin())
+        if after.flat[best] >= loads[most] * (1 - 1e-9):
+            return
+        given, taken = divmod(best, len(theirs))
+        ranks[ours[given]], ranks[theirs[taken]] = least, most
+        loads[most] -= moved.flat[best]
+        loads[least] += moved.flat[best]
+
+
+def _by_rank(places: Places, ranks: Places, size: int) -> list[Places]:
+    """The places of each rank, in their order."""
+    ends = np.cumsum(np.bincount(ranks, minlength=size))
+    ordered = places[np.argsort(ranks, kind="stable")]
+    return [ordered[begin:end] for begin, end in pairwise([0, *ends.tolist()])]
