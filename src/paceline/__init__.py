@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from paceline.runtime.world import init
     from paceline.training.batches import shard
     from paceline.training.callbacks import Callback
+    from paceline.training.deal import deal
     from paceline.training.pace import keep_pace
     from paceline.training.trainer import Result, Trainer
 
@@ -34,6 +35,7 @@ _HOMES = {
     "Result": "paceline.training.trainer",
     "Trainer": "paceline.training.trainer",
     "World": "paceline.comm",
+    "deal": "paceline.training.deal",
     "init": "paceline.runtime.world",
     "keep_pace": "paceline.training.pace",
     "shard": "paceline.training.batches",
@@ -52,6 +54,7 @@ __all__ = [
     "Result",
     "Trainer",
     "World",
+    "deal",
     "init",
     "keep_pace",
     "shard",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from paceline.comm import ANY_RANK, Buffer, SoloWorld, World, wait_until
+from paceline.comm.counter import make_counter
 from paceline.comm.node_memory import PREFIX, find_place
 from paceline.errors import WorldError
 
@@ -366,6 +367,31 @@ def too_much_node_memory_is_refused_to_all(world: World) -> None:
     assert world.node_memory(8).bytes.size == 8
 
 
+def numbers_of(world: World, ahead: bool) -> list[int]:
+    """Those that this rank takes of two ranges of a counter."""
+    counter = make_counter(world, on_error=lambda error: world.abort(), ahead=ahead)
+    taken = []
+    for first, last in ((0, 40), (45, 70)):  # nobody takes 40 to 44
+        while (number := counter.take(first, last)) is not None:
+            taken.append(number)
+    world.barrier()
+    assert counter.value() == 70
+    counter.close()
+    return taken
+
+
+def a_counter_gives_each_number_once(world: World) -> None:
+    real, last = world.node_ranks, world.size - 1
+    two = (last,) if world.rank == last else tuple(range(last))
+    for node_ranks in (real, (world.rank,), two):
+        world.node_ranks = node_ranks
+        for ahead in (True, False):
+            taken = world.allgather_values(numbers_of(world, ahead))
+            assert sorted(n for own in taken for n in own) == [*range(40), *range(45, 70)]
+            assert all(own == sorted(own) for own in taken)
+    world.node_ranks = real
+
+
 CHECKS = [
     broadcast_gives_the_roots_values,
     all_reduce_sums_in_place,
@@ -394,4 +420,5 @@ CHECKS = [
     each_node_has_memory_of_its_own,
     node_memory_leaves_no_file,
     too_much_node_memory_is_refused_to_all,
+    a_counter_gives_each_number_once,
 ]

@@ -120,7 +120,8 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     if summary is not None:
         write_json(Path(summary), result.summary)
     terminal = has_terminal(os.environ, sys.stdout)
-    render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks)
+    advice = result.summary["advice"]
+    render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks, advice)
     sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
     sys.stdout.flush()
     if result.summary["warning"] is not None:

@@ -19,7 +19,7 @@ from paceline.observe import write_atomically
 from paceline.tools.bench.rows import check_plot
 from paceline.tools.tune.command import TrialCommand
 from paceline.tools.tune.plan import Capacity, plan
-from paceline.tools.tune.report import draw, plain, render_notes, render_table
+from paceline.tools.tune.report import draw, plain, render_advice, render_notes, render_table
 from paceline.tools.tune.search import Search, best_of, describe_load, write_progress
 from paceline.tools.tune.trial import Outcome, Stopped, TrialLimits, run_trial, stoppable
 from paceline.training.run_dir import check_writable
@@ -32,8 +32,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "tune",
         description="Try a command on several numbers of ranks and threads, a few seconds each, "
         "also on more ranks than cores: if examples are uneven, those fill the gaps. Shows "
-        "samples/s, waiting and memory of each, and the command to use. Example: "
-        "paceline tune -- train mnist",
+        "samples/s, waiting and memory of each, the command to use, and what would make it faster. "
+        "Example: paceline tune -- train mnist",
         usage="paceline tune [--ranks 1,2,4] [--threads 1,2] [--seconds S] [--all] [--plot FILE] "
         "[--json FILE] [--hosts A:16,B:16] -- train ... | run ...",
         epilog="A trial is the real command, ended when enough is known; of `train` it saves "
@@ -157,6 +157,7 @@ def _report(
     sys.stdout.write(render_table(outcomes) + render_notes(outcomes))
     if best is not None:
         sys.stdout.write(f"\nuse: {command.shown(best.setting)}\n")
+    sys.stdout.write(render_advice(outcomes, cores))
     sys.stdout.flush()
     if args.json is not None:
         write_atomically(

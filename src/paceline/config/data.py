@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
@@ -45,7 +45,8 @@ class DataConfig(Section):
         object,
         Flag("--cost"),
         Values(
-            "`length`, a column, `{power: 2}` of the length; in Python also an array or function"
+            "`length`, a column, `{power: 2}` of the length, `learned`; in Python also an array or "
+            "function"
         ),
     ] = None
     """What a sample costs: ranks get equal costs in each step instead of equal counts (default:
@@ -55,6 +56,31 @@ class DataConfig(Section):
     bucketing: float | None = Field(None, ge=0, le=1)
     """With `cost`: how far a step consists of samples of similar cost, from 0 (random)
     to 1 (sorted) (default: as far as equal costs need it)."""
+    tokens_per_batch: Annotated[float | None, Flag("--tokens-per-batch", "N")] = Field(None, gt=0)
+    """The cost of a rank's batch, instead of `batch_size`; the cost is the length unless `cost`
+    says otherwise."""
+    speeds: Literal["equal", "measured"] = "equal"
+    """With `measured`, a slower rank gets less, in proportion to what steps took; with rule `bsp`.
+
+    Then no two runs are the same to the bit."""
+    deal: Annotated[Literal["planned", "dynamic"], Flag("--deal")] = "planned"
+    """Who takes which samples: `planned` in advance, or `dynamic`: each rank takes the next ones
+    when it is ready, for work that nobody can plan.
+
+    See [data.md](data.md#work-that-nobody-can-plan)."""
+    micro_batch: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    """With `bsp` and `deal` `dynamic`: samples that a rank takes at a time (default: an eighth of
+    `batch_size`)."""
+    weight: Annotated[object, Values("as of `cost`")] = None
+    """What a sample counts in the mean of gradients, for a loss that is a mean over something
+    else: `length` for a mean over tokens (default: all count alike)."""
+    collate: Annotated[object, Values("`pad` or `file.py:function`; in Python also a function")] = (
+        None
+    )
+    """How samples become a batch, where the data has samples of varying length (default: they are
+    stacked).
+
+    See [data.md](data.md#samples-of-varying-length)."""
     prefetch: int | None = Field(None, ge=0, le=MOST_READY)
     """Batches to prepare in the background (default: 2 per loader; 0 for arrays in memory)."""
     loaders: int = Field(1, ge=1, le=MOST_LOADERS)
@@ -93,7 +119,7 @@ class DataConfig(Section):
             raise ValueError(FORMS) from error
         return value
 
-    @field_validator("cost", mode="after")
+    @field_validator("cost", "weight", mode="after")
     @classmethod
     def check_cost(cls, value: object) -> object:
         if value is None or isinstance(value, str):

@@ -4,6 +4,7 @@ from paceline.data.batch import Batch
 from paceline.data.builtin import digits, mnist
 from paceline.data.convert import as_source
 from paceline.data.open import open_data
+from paceline.data.padding import Nest, Pack, Pad
 from paceline.data.sampling.epochs import evaluation_batches, training_batches
 from paceline.data.sampling.partial_epoch import EpochRemainder
 from paceline.data.sampling.prefetch import prefetched
@@ -18,6 +19,9 @@ __all__ = [
     "BatchGrants",
     "DatasetSource",
     "EpochRemainder",
+    "Nest",
+    "Pack",
+    "Pad",
     "Shard",
     "Source",
     "StepPlan",

@@ -33,9 +33,10 @@ def collate_samples(
         inputs, targets = _join(samples, collate, by_torch)
     except Exception as error:
         places = Batch(None, None, len(samples), indices).where()
+        advice = "Let all samples have one shape, or pass a collate function (paceline.data.Pad)"
         raise DataError(
             f"{places} of {name} cannot be collated into a batch: {describe_failure(error)}. "
-            "Let all samples have one shape, or pass a collate function"
+            f"{advice if collate is None else 'Look at your collate function'}"
         ) from error
     return Batch(inputs, targets, len(samples), indices)
 
@@ -46,6 +47,33 @@ def torch_has(value: object, *names: str) -> bool:
     for name in names:
         found = getattr(found, name, None)
     return isinstance(found, type) and isinstance(value, found)
+
+
+def separate(
+    samples: Sequence[object], is_pair: Callable[[object], TypeGuard[Sequence[object]]]
+) -> tuple[list[Any], list[Any] | None]:
+    """The inputs of samples, and their targets if they have any."""
+    pairs = [sample for sample in samples if is_pair(sample)]
+    if not pairs:
+        return list(samples), None
+    if len(pairs) < len(samples):
+        raise DataError(
+            "some samples are (inputs, target) pairs and some are not (a list of two may be taken "
+            "for one; make pairs tuples, and sequences arrays)"
+        )
+    targets = [pair[1] for pair in pairs]
+    without = all(target is None for target in targets)
+    return [pair[0] for pair in pairs], None if without else targets
+
+
+def has_target(sample: object) -> TypeGuard[Sequence[object]]:
+    """Whether a sample is a pair (inputs, target), where samples may be sequences: a list of two
+    plain numbers is one, of length 2."""
+    if not _is_pair(sample):
+        return False
+    first = sample[0]
+    is_number = not hasattr(first, "__len__") or getattr(first, "shape", None) == ()
+    return isinstance(sample, tuple) or not is_number
 
 
 def _join(
@@ -61,12 +89,8 @@ def _join(
         collate = _stack
     if not _is_pair(samples[0]):
         return collate(list(samples)), None
-    pairs = [sample for sample in samples if _is_pair(sample)]
-    if len(pairs) < len(samples):
-        raise ValueError("some samples are (inputs, target) pairs and some are not")
-    targets = [pair[1] for pair in pairs]
-    without = all(target is None for target in targets)
-    return collate([pair[0] for pair in pairs]), None if without else collate(targets)
+    inputs, targets = separate(samples, _is_pair)
+    return collate(inputs), None if targets is None else collate(targets)
 
 
 def _is_pair(sample: object) -> TypeGuard[Sequence[object]]:

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paceline.core.nests import is_array, is_nest
-from paceline.data.collate import torch_has
-from paceline.data.sources import ArraySource, DatasetSource, Source
+from paceline.data.collate import Collate, torch_has
+from paceline.data.sources import ArraySource, DatasetSource, Samples, Source
 from paceline.data.streams import Stream, stream_once
 from paceline.errors import DataError
 
@@ -41,6 +41,20 @@ def as_source(data: Any, name: str | None = None) -> Source | Stream:
     if callable(data):
         return Stream(data, name)
     raise DataError(f"a {type(data).__name__} is not data; pass {KINDS}")
+
+
+def with_collate(source: Source | Stream, collate: Collate | None) -> Source | Stream:
+    """The same samples, joined to batches by `collate` (None: as they were)."""
+    if collate is None:
+        return source
+    if isinstance(source, DatasetSource) and source.collate is not None:
+        raise DataError(
+            f"{source.name} has a function that makes batches already; give collate once"
+        )
+    if isinstance(source, Stream):
+        return Stream(source.samples, source.name, collate=collate)
+    dataset = source.dataset if isinstance(source, DatasetSource) else Samples(source)
+    return DatasetSource(dataset, collate=collate, name=source.name)
 
 
 def _refuse_lookalikes(data: object) -> None:

@@ -6,15 +6,16 @@ A cost decides which rank gets which samples; it never weighs the loss.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import SupportsFloat
 
 import numpy as np
 
-from paceline.core.nests import is_array, is_nest, leaves, map_leaves
+from paceline.core.nests import is_array, leaves
 from paceline.core.user_code import describe_failure
 from paceline.core.vectors import Vector
-from paceline.data.sources import ArraySource, DatasetSource, Source
+from paceline.data.collate import has_target
+from paceline.data.sources import ArraySource, Samples, Source
 from paceline.errors import ConfigError, DataError, PacelineError
 
 LENGTH = "length"
@@ -89,9 +90,10 @@ def _as_vector(spec: object, what: str) -> Vector:
 
 def _call(function: Callable[[object], SupportsFloat], source: Source, what: str) -> Vector:
     numbers = np.empty(len(source))
-    for number, sample in enumerate(_samples(source)):
+    samples = Samples(source)
+    for number in range(len(samples)):
         try:
-            numbers[number] = float(function(sample))
+            numbers[number] = float(function(samples[number]))
         except PacelineError:
             raise
         except Exception as error:
@@ -99,20 +101,6 @@ def _call(function: Callable[[object], SupportsFloat], source: Source, what: str
                 f"{what} of sample {number} of {source.name}: {describe_failure(error)}"
             ) from error
     return numbers
-
-
-def _samples(source: Source) -> Iterator[object]:
-    """Each as the data set gives it: inputs, or a pair (inputs, target)."""
-    if isinstance(source, DatasetSource):
-        yield from (source.dataset[number] for number in range(len(source)))
-        return
-    for number in range(len(source)):
-        batch = source.take(np.array([number]))
-        inputs = map_leaves(lambda leaf: leaf[0], batch.inputs)
-        if batch.targets is None:
-            yield inputs
-        else:
-            yield inputs, map_leaves(lambda leaf: leaf[0], batch.targets)
 
 
 def _lengths(source: Source, what: str) -> Vector:
@@ -135,22 +123,14 @@ def _ragged(source: ArraySource) -> Vector | None:
 
 
 def _length(sample: object) -> int:
-    """Of the first of its inputs that has one."""
-    pair = isinstance(sample, tuple | list) and len(sample) == 2 and _may_be_pair(sample)
-    inputs = sample[0] if pair else sample  # type: ignore[index]
-    for leaf in leaves(inputs):
+    """Of the first of its inputs that has one, else of its target."""
+    for leaf in leaves(tuple(sample) if has_target(sample) else sample):
         if is_array(leaf):
             if len(leaf.shape):
                 return int(leaf.shape[0])
         elif hasattr(leaf, "__len__"):
             return len(leaf)
-    raise DataError(f"a {type(inputs).__name__} has no length; give cost as an array or a function")
-
-
-def _may_be_pair(sample: tuple[object, ...] | list[object]) -> bool:
-    """A list of two plain numbers is a sample of length 2."""
-    first = sample[0]
-    return is_array(first) or is_nest(first) or hasattr(first, "__len__")
+    raise DataError(f"a {type(sample).__name__} has no length; give cost as an array or a function")
 
 
 def _column(source: Source, name: str, what: str) -> Vector:

@@ -160,6 +160,26 @@ class DatasetSource:
         return samples
 
 
+class Samples:
+    """The samples of a source one by one: inputs, or a pair (inputs, target)."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, number: int) -> Any:
+        source = self._source
+        if isinstance(source, DatasetSource):
+            return source.dataset[number]
+        batch = source.take(np.array([number]))
+        inputs = map_leaves(lambda leaf: leaf[0], batch.inputs)
+        if batch.targets is None:
+            return inputs
+        return inputs, map_leaves(lambda leaf: leaf[0], batch.targets)
+
+
 def _as_indexable(leaf: Any) -> Any:
     if isinstance(leaf, list):
         try:

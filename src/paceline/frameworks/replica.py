@@ -94,6 +94,15 @@ class VectorModel(Protocol):
         """Resume from what `optimizer_state` once gave."""
 
 
+def scale_gradients(model: VectorModel, factor: float) -> None:
+    """Multiply the gradients held by this factor."""
+    if factor == 1.0:
+        return
+    gradient, present = model.collect_gradients()
+    gradient *= gradient.dtype.type(factor)
+    model.accept_gradients(present)
+
+
 @runtime_checkable
 class Replica(VectorModel, Protocol):
     """One worker's model, which computes losses and gradients of batches."""

@@ -7,40 +7,54 @@ from weakref import WeakSet
 import keras
 
 from paceline.comm import World
-from paceline.data import Stream, as_source, plan_steps
-from paceline.data.sampling.shards import epoch_order
-from paceline.errors import DataError
+from paceline.data import EpochRemainder, Stream, as_source
+from paceline.data.collate import Collate
+from paceline.data.convert import with_collate
+from paceline.data.sampling.shards import check_batch_size, check_enough, order_of
+from paceline.data.sampling.split import split_epoch
+from paceline.errors import ConfigError, DataError
 from paceline.runtime.world import init
+from paceline.training.balance import LEARNED, BalanceSettings, make_balancer
+from paceline.training.batches import Order
 
 
 class ShardedBatches(keras.utils.PyDataset):
     """This rank's share of the data, in batches; made by `shard`."""
 
     def __init__(
-        self, data: object, batch_size: int, seed: int, shuffle: bool, world: World | None
+        self,
+        data: object,
+        batch_size: int,
+        order: Order,
+        settings: BalanceSettings,
+        collate: Collate | None,
+        world: World | None,
     ) -> None:
         super().__init__()
         world = world or init()
-        source = as_source(data)
+        source = with_collate(as_source(data), collate)
         if isinstance(source, Stream):
             raise DataError(
                 f"{source.name} has no length, so it cannot be sharded by number; give arrays or "
                 "files, or train with paceline.Trainer"
             )
-        self._source, self._rank = source, world.rank
-        self._seed, self._shuffle = seed, shuffle
-        self._plan = plan_steps(len(source), world.size, batch_size)
+        self._source, self._rank, self._draw = source, world.rank, order
+        check_batch_size(batch_size)
+        check_enough(len(source), world.size)
+        balancer = make_balancer(source, world, settings)
+        self._balance = None if balancer is None else balancer.balance
+        self._whole = EpochRemainder(world.size, batch_size)
         self._epoch, self._led = -1, False
-        self._order = epoch_order(len(source), seed, 0, shuffle)
+        self._shard(0)
+        self._epoch = -1
         _shards.add(self)
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
-        return len(self._plan)
+        return len(self._split)
 
     def __getitem__(self, index: int) -> tuple[object, ...]:
-        begin, end = self._plan.bounds(index, self._rank)
-        batch = self._source.take(self._order[begin:end])
+        batch = self._source.take(self._order[self._split.share(index, self._rank)])
         return (batch.inputs,) if batch.targets is None else (batch.inputs, batch.targets)
 
     def begin(self, epoch: int | None) -> None:
@@ -59,7 +73,11 @@ class ShardedBatches(keras.utils.PyDataset):
 
     def _shard(self, epoch: int) -> None:
         self._epoch = epoch
-        self._order = epoch_order(len(self._source), self._seed, epoch, self._shuffle)
+        seed, shuffle = self._draw
+        self._order = order_of(self._source, seed, epoch, shuffle)
+        self._split = split_epoch(
+            self._source, self._whole, self._balance, seed=seed, epoch=epoch, shuffle=shuffle
+        )
 
 
 def begin_shards(epoch: int | None) -> None:
@@ -77,6 +95,9 @@ def shard(
     y: object = None,
     *,
     batch_size: int = 32,
+    cost: object = None,
+    bucketing: float | None = None,
+    collate: Collate | None = None,
     seed: int = 1,
     shuffle: bool = True,
     world: World | None = None,
@@ -85,6 +106,12 @@ def shard(
 
     `batch_size` is per rank. Samples are sharded anew in every epoch of a `fit` with KeepPace, by
     `seed` and the epoch's number, alike on all ranks; so pass `shuffle=False` to `fit`, or Keras
-    also changes the order of the batches.
+    also changes the order of the batches. With `cost` ranks get equal costs instead of equal
+    counts, as by `paceline.shard`; `collate` makes a batch of a list of samples, for example
+    `paceline.data.Pad()`.
     """
-    return ShardedBatches(x if y is None else (x, y), batch_size, seed, shuffle, world)
+    if isinstance(cost, str) and cost == LEARNED:
+        raise ConfigError('cost is "learned", which `fit` does not measure; give it as an array')
+    data = x if y is None else (x, y)
+    settings = BalanceSettings(cost, bucketing)
+    return ShardedBatches(data, batch_size, Order(seed, shuffle), settings, collate, world)

@@ -18,12 +18,13 @@ class Stopwatch:
     True
     """
 
-    __slots__ = ("_last", "communication", "compute", "data", "laps", "wait")
+    __slots__ = ("_last", "_taken", "_times", "communication", "compute", "data", "laps", "wait")
 
     def __init__(self) -> None:
         self.laps = 0
         """How many laps there were: it grows while the loop advances."""
         self.compute = self.wait = self.communication = self.data = 0.0
+        self._taken, self._times = TimeSplit(), 0
         self._last = perf_counter()
 
     def start(self) -> float:
@@ -53,4 +54,11 @@ class Stopwatch:
         """Return the buckets and empty them; the current lap continues."""
         split = self.peek()
         self.compute = self.wait = self.communication = self.data = 0.0
+        self._times += 1
+        self._taken = split if self._times <= 2 else self._taken + split
         return split
+
+    def steady(self) -> TimeSplit:
+        """All time so far, without what was taken first, which includes start-up; but with it if
+        nothing was taken since."""
+        return self._taken + self.peek()

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from time import perf_counter
 from typing import TextIO
@@ -14,6 +15,7 @@ from typing import TextIO
 from paceline.core.private import open_file, opened_folder
 from paceline.observe.history import TimeSplit
 from paceline.observe.stopwatch import Stopwatch
+from paceline.observe.waiting import RunFacts
 
 TRIAL = "PACELINE_TRIAL"
 """The variable that names the folder of the trial that this rank belongs to."""
@@ -21,13 +23,15 @@ TRIAL = "PACELINE_TRIAL"
 EVERY_S = 0.25
 _STATUS = Path("/proc/self/status")
 _taken = False
+_facts = RunFacts(own_loop=True)
 
 
 class TrialLog:
     """Appends lines of JSON to `folder/rank-0003.jsonl`: at the first step, then 4 times a second.
 
     A line has the rank's own clock, samples and steps so far, seconds waited of the seconds that
-    the loop took, and memory. All but the memory only grow: two lines give a rate.
+    the loop took, and memory. All but the memory only grow: two lines give a rate. The facts are
+    those of `note_facts`.
     """
 
     def __init__(self, file: TextIO, workers: int) -> None:
@@ -61,6 +65,7 @@ class TrialLog:
             "shared_bytes": shared,
             "workers": self._workers,
             "unit": self._unit,
+            "facts": asdict(_facts),
         }
         with suppress(OSError, ValueError):  # the trial may be over, its folder gone
             self._file.write(json.dumps(line) + "\n")
@@ -93,6 +98,12 @@ def open_trial(rank: int, workers: int) -> TrialLog | None:
     log = TrialLog(file, workers)
     atexit.register(log.write)
     return log
+
+
+def note_facts(facts: RunFacts) -> None:
+    """Say what advice for this program depends on; if nobody does, it has a loop of its own."""
+    global _facts
+    _facts = facts
 
 
 def _create(folder: Path, name: str) -> TextIO:

@@ -35,6 +35,8 @@ class Contribution(NamedTuple):
     """It asks for a checkpoint after this step."""
     quit: bool = False
     """It asks all ranks to save and exit."""
+    speed: float = 0.0
+    """The cost that this rank gets through in a second; 0: it does not say."""
 
     def alone(self) -> StepOutcome:
         """What comes of it where no other rank takes part."""
@@ -63,6 +65,8 @@ class StepOutcome(NamedTuple):
     deferred: bool = False
     """Some rank came only to save: nothing was merged, and ranks that came to merge exchange
     again."""
+    speeds: Vector | None = None
+    """What each rank said of its speed, where gradients are exchanged."""
 
     @property
     def wants_pause(self) -> bool:
@@ -80,7 +84,7 @@ class StepHead:
 
     @staticmethod
     def write(head: Vector, mine: Contribution, mark: float, save_only: bool = False) -> None:
-        samples, weight, more, stop, _, save, quit = mine
+        samples, weight, more, stop, _, save, quit, _ = mine
         high, low = divmod(samples, _SPLIT)
         head[:_FIELDS] = weight, high, low, more, stop, save, quit, save_only, mark
 

@@ -1,26 +1,129 @@
-"""The costs of samples, read by one rank for all."""
+"""Shares of equal cost: what samples cost, how fast ranks are, and how both are followed."""
 
 from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
+from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
 from paceline.data import Source, Stream
-from paceline.data.cost import read_numbers
-from paceline.data.sampling.split import Balance
-from paceline.errors import ConfigError
+from paceline.data.cost import LENGTH, read_numbers
+from paceline.data.sampling.learned import CostModel, LengthModel, SampleModel
+from paceline.data.sampling.split import Balance, SpeedTable
+from paceline.errors import ConfigError, DataError
+
+LEARNED = "learned"
+EQUAL, MEASURED = "equal", "measured"
+_WARM_UP_STEPS = 2
+"""Whose times say little: libraries load, memory is reserved."""
+_RECENT_STEPS = 3
+"""That a rank's speed is measured by."""
 
 
-def make_balance(
-    source: Source | Stream, world: World, cost: object, bucketing: float | None
-) -> Balance | None:
+class BalanceSettings(NamedTuple):
+    """What the user says of uneven work; see docs/data.md."""
+
+    cost: object = None
+    bucketing: float | None = None
+    tokens_per_batch: float | None = None
+    speeds: str = EQUAL
+
+    @property
+    def balances(self) -> bool:
+        """Whether samples are split by more than their number."""
+        return self.cost is not None or self.tokens_per_batch is not None or self.speeds != EQUAL
+
+
+class Balancer:
+    """What a rank's shares are planned by, and what its steps teach about that.
+
+    All ranks plan alike: what one measures counts when all know it.
+    """
+
+    def __init__(
+        self, world: World, balance: Balance, model: CostModel | None, learns_late: bool
+    ) -> None:
+        """`learns_late`: costs are guesses until an epoch has been measured."""
+        self._world, self.balance, self._model = world, balance, model
+        self.learns_late = learns_late
+        self.speed = 0.0
+        """The cost that this rank gets through in a second; 0: not known yet, or not followed."""
+        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT_STEPS)
+        self._taken: Vector | None = None
+        self._step = self._steps_noted = 0
+
+    @property
+    def follows_speeds(self) -> bool:
+        return self.balance.speeds is not None
+
+    @property
+    def learns(self) -> bool:
+        return self._model is not None
+
+    def begin_epoch(self, step: int = 0) -> None:
+        """At this step of it."""
+        self._step, self._taken = step, None
+        if self.balance.speeds is not None:
+            self.balance.speeds.begin_epoch()
+
+    def learn(self) -> None:
+        """Between two epochs: if costs are learned, all ranks together."""
+        if self._model is None:
+            return
+        total = self._model.sums()
+        self._world.all_reduce(total)
+        costs = self._model.fit(total)
+        if costs is not None:
+            self.balance.learn(costs)
+
+    def snapshot(self) -> Tree:
+        """The costs that the epoch is planned by."""
+        return {"costs": self.balance.costs.copy()}
+
+    def restore(self, saved: Tree) -> None:
+        """Go on from what `snapshot` gave."""
+        self.balance.learn(np.asarray(saved["costs"], float))
+
+    def hand_out(self, indices: Vector) -> None:
+        """This rank works on these samples now."""
+        self._taken = indices
+
+    def note_step(self, seconds: float, speeds: Vector | None) -> None:
+        """They took so long; `speeds` are what all ranks said of theirs."""
+        taken, self._taken = self._taken, None
+        if self.balance.speeds is not None and speeds is not None and (speeds > 0).all():
+            self.balance.speeds.note(self._step, speeds)
+        if taken is None:  # another step on the same batch
+            return
+        self._step += 1
+        self._steps_noted += 1
+        if self._steps_noted <= _WARM_UP_STEPS or not len(taken):
+            return
+        if self._model is not None:
+            self._model.note(taken, seconds)
+        if self.balance.speeds is not None and seconds > 0:
+            self._recent.append((float(self.balance.costs[taken].sum()), seconds))
+            cost, spent = map(sum, zip(*self._recent, strict=True))
+            self.speed = cost / spent
+
+
+def make_balancer(
+    source: Source | Stream, world: World, settings: BalanceSettings, ahead: int = 0
+) -> Balancer | None:
     """What to split the samples by; None: by count. All ranks call it together.
 
-    Rank 0 looks into the samples, which may take long, and broadcasts what they cost.
+    Rank 0 looks into the samples, which may take long, and broadcasts what they cost. Batches are
+    prepared up to `ahead` steps in advance.
     """
-    if cost is None:
+    cost, bucketing, tokens, speeds = settings
+    if speeds not in (EQUAL, MEASURED):
+        raise ConfigError(f"speeds is {speeds!r}, expected {EQUAL} or {MEASURED}")
+    if not settings.balances:
         if bucketing is not None:
             raise ConfigError(
                 f"bucketing is {bucketing}, and there is no cost to sort by; set cost"
@@ -28,18 +131,47 @@ def make_balance(
         return None
     if isinstance(source, Stream):
         raise ConfigError(
-            "cost says which rank gets which samples, and a stream is split as it comes; give data "
-            "with a length"
+            "cost, tokens_per_batch and speeds say which rank gets which samples, and a stream is "
+            "split as it comes; give data with a length"
         )
-    return Balance(_read(source, world, cost), bucketing)
+    if tokens is not None and cost is None:
+        cost = LENGTH
+    costs, model = _read_costs(source, world, cost)
+    table = SpeedTable(ahead + 2) if speeds == MEASURED else None
+    balance = Balance(costs, bucketing, tokens, table)
+    return Balancer(world, balance, model, learns_late=isinstance(model, SampleModel))
 
 
-def _read(source: Source, world: World, cost: object) -> Vector:
-    costs: Vector = np.empty(len(source))
+def _read_costs(source: Source, world: World, cost: object) -> tuple[Vector, CostModel | None]:
+    if cost is None:
+        return np.ones(len(source)), None
+    if not (isinstance(cost, str) and cost == LEARNED):
+        return read_together(source, world, cost, "cost"), None
+    lengths = read_together(source, world, LENGTH, "cost", optional=True)
+    if not lengths.any():
+        return np.ones(len(source)), SampleModel(len(source))
+    return lengths, LengthModel(lengths)
+
+
+def read_together(
+    source: Source, world: World, spec: object, what: str, optional: bool = False
+) -> Vector:
+    """A number for every sample, read by rank 0 for all; with `optional`, zeros if there is none.
+
+    >>> from paceline.comm import SoloWorld
+    >>> from paceline.data import as_source
+    >>> read_together(as_source([[3, 1, 4], [1, 5]]), SoloWorld(), "length", "cost").tolist()
+    [3.0, 2.0]
+    """
+    numbers: Vector = np.zeros(len(source))
 
     def read() -> None:
-        costs[:] = read_numbers(source, cost)
+        try:
+            numbers[:] = read_numbers(source, spec, what)
+        except DataError:
+            if not optional:
+                raise
 
     on_rank0(world, read)
-    world.broadcast(costs)
-    return costs
+    world.broadcast(numbers)
+    return numbers

@@ -1,46 +1,83 @@
-"""`shard`: this rank's batches of a data set, for a loop of your own."""
+"""`shard`: this rank's batches of the data, for a loop of your own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from paceline.comm import World
 from paceline.core.nests import map_leaves
-from paceline.data import EpochRemainder, Shard, Stream, as_source, training_batches
+from paceline.core.vectors import Vector
+from paceline.data import (
+    Batch,
+    EpochRemainder,
+    Shard,
+    Source,
+    Stream,
+    as_source,
+    training_batches,
+)
+from paceline.data.collate import Collate
+from paceline.data.convert import with_collate
+from paceline.data.sampling.epochs import depth_ahead
 from paceline.data.sampling.shards import check_batch_size, check_enough
 from paceline.data.sampling.split import EpochSplit, split_epoch
+from paceline.errors import ConfigError
 from paceline.runtime.world import init
-from paceline.training.balance import make_balance
-from paceline.training.session import begin_serving, current_session
+from paceline.training.balance import BalanceSettings, make_balancer, read_together
+from paceline.training.session import Serving, begin_serving, current_session
+
+Convert = Callable[[Any], Any]
+
+
+class Order(NamedTuple):
+    """In which order samples come."""
+
+    seed: int = 1
+    shuffle: bool = True
+
+
+class Loading(NamedTuple):
+    """How batches are made ready."""
+
+    prefetch: int | None = None
+    loaders: int = 1
+    to: Convert | None = None
+    """Applied to each array."""
 
 
 class Batches:
-    """This rank's batches of a data set; each iteration over it is one epoch. Made by `shard`."""
+    """This rank's batches; made by `shard`. Each iteration is a new epoch."""
 
     def __init__(
         self,
-        data: Any,
-        batch_size: int,
-        *,
-        seed: int = 1,
-        shuffle: bool = True,
-        cost: object = None,
-        bucketing: float | None = None,
-        prefetch: int | None = None,
-        loaders: int = 1,
-        to: Callable[[Any], Any] | None = None,
-        world: World | None = None,
+        source: Source | Stream,
+        batch_size: int | None,
+        world: World,
+        order: Order,
+        loading: Loading,
+        settings: BalanceSettings,
+        weight: object,
     ) -> None:
-        world = world or init()
-        check_batch_size(batch_size)
         self.epoch = 0
         """The epoch that the next iteration gives."""
-        self._source, self._world = as_source(data), world
-        self._batch_size, self._to = batch_size, to
-        self._seed, self._shuffle = seed, shuffle
-        self._loading = {"prefetch": prefetch, "loaders": loaders}
-        self._balance = make_balance(self._source, world, cost, bucketing)
+        self._source, self._world, self._order, self._loading = source, world, order, loading
+        ahead = depth_ahead(source, loading.prefetch, loading.loaders)
+        self._balancer = make_balancer(source, world, settings, ahead)
+        self._balance = None if self._balancer is None else self._balancer.balance
+        if (batch_size is None) == (settings.tokens_per_batch is None):
+            raise ConfigError(
+                f"batch_size is {batch_size} and tokens_per_batch {settings.tokens_per_batch}; "
+                "give one of them"
+            )
+        if batch_size is None:
+            assert self._balance is not None
+            batch_size = self._balance.usual_batch_size()
+        check_batch_size(batch_size)
+        self._batch_size = batch_size
+        self._weights = read_weights(source, world, weight)
+        mean = 1.0 if self._weights is None else float(self._weights.mean())
+        self._serving = Serving(batch_size * mean, balancer=self._balancer)
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
@@ -52,8 +89,10 @@ class Batches:
         assert not isinstance(self._source, Stream)
         check_enough(len(self._source), workers)
         whole = EpochRemainder(workers, self._batch_size)
-        order = {"seed": self._seed, "epoch": epoch}
-        return split_epoch(self._source, whole, self._balance, **order, shuffle=self._shuffle)
+        seed, shuffle = self._order
+        return split_epoch(
+            self._source, whole, self._balance, seed=seed, epoch=epoch, shuffle=shuffle
+        )
 
     def _workers(self) -> tuple[int, ...]:
         """The ranks that share the samples: those that train in the block around, or all."""
@@ -64,6 +103,9 @@ class Batches:
         epoch, self.epoch = self.epoch, self.epoch + 1
         served = begin_serving()
         workers = self._workers()
+        if self._balancer is not None:
+            self._balancer.learn()
+            self._balancer.begin_epoch()
         if self._world.rank not in workers:
             return
         stream = isinstance(self._source, Stream)
@@ -71,31 +113,88 @@ class Batches:
             self._source,
             shard=Shard(workers.index(self._world.rank), len(workers)),
             batch_size=self._batch_size,
-            seed=self._seed,
+            seed=self._order.seed,
             epoch=epoch,
-            shuffle=self._shuffle,
+            shuffle=self._order.shuffle,
             split=None if stream else self._split(epoch, len(workers)),
-            **self._loading,  # type: ignore[arg-type]
+            prefetch=self._loading.prefetch,
+            loaders=self._loading.loaders,
         ):
-            served.add(self, batch.samples, self._batch_size)
-            content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
-            yield map_leaves(self._to, content) if self._to else content
+            served.begin(self, self._serving)
+            served.add(batch.samples, weight_of(batch, self._weights))
+            if self._balancer is not None:
+                assert batch.indices is not None
+                self._balancer.hand_out(batch.indices)
+            yield content_of(batch, self._loading.to)
         for pace in current_session().paces:
             pace.end_epoch(self)
 
 
-def shard(data: Any, batch_size: int, **options: Any) -> Batches:
+def read_weights(source: Source | Stream, world: World, weight: object) -> Vector | None:
+    """What each sample counts in the mean of gradients; None: all count alike."""
+    if weight is None:
+        return None
+    if isinstance(source, Stream):
+        raise ConfigError(
+            "weight is one number for each sample, and a stream has no length; say pace.weigh in "
+            "each step"
+        )
+    weights = read_together(source, world, weight, "weight")
+    if not weights.any():
+        raise ConfigError("weight is 0 for every sample, so no gradient would count")
+    return weights
+
+
+def weight_of(batch: Batch, weights: Vector | None) -> float:
+    """What a batch counts in the mean of gradients."""
+    return float(batch.samples if weights is None else weights[batch.indices].sum())
+
+
+def content_of(batch: Batch, to: Convert | None) -> Any:
+    """What a loop gets of a batch."""
+    content = batch.inputs if batch.targets is None else (batch.inputs, batch.targets)
+    return map_leaves(to, content) if to else content
+
+
+def shard(
+    data: Any,
+    batch_size: int | None = None,
+    *,
+    cost: object = None,
+    bucketing: float | None = None,
+    tokens_per_batch: float | None = None,
+    speeds: str = "equal",
+    weight: object = None,
+    collate: Collate | None = None,
+    seed: int = 1,
+    shuffle: bool = True,
+    prefetch: int | None = None,
+    loaders: int = 1,
+    to: Convert | None = None,
+    world: World | None = None,
+) -> Batches:
     """This rank's share of the data, in batches: every sample on exactly one rank, once per epoch.
 
-    `data` is arrays, a torch Dataset, a generator function, ... Each iteration over the result is a
-    new epoch, shuffled by `seed` alike on all ranks. `to` is applied to each array (for example
-    torch.from_numpy).
+    `data` is arrays, a torch Dataset, a list of samples, a generator function, ... Each iteration
+    over the result is a new epoch, shuffled by `seed` alike on all ranks. `collate` makes a batch
+    of a list of samples; `to` is applied to each array (for example torch.from_numpy).
 
-    With `cost` ("length", {"power": 2} of it, an array, a function of a sample, ...) ranks get
-    equal costs in each step instead of equal counts, so none waits for the one with the longest
-    samples. A step still has `batch_size` samples per rank on average, and their gradients are
-    averaged over all of them alike. `bucketing`, from 0 to 1, says how far a step consists of
-    samples of similar cost; by default as far as needed. Further options: seed, shuffle, prefetch,
-    loaders, world.
+    With `cost` ("length", {"power": 2} of it, an array, a function of a sample, or "learned" from
+    what steps take) ranks get equal costs in each step instead of equal counts, so none waits for
+    the one with the longest samples. A step still has `batch_size` samples per rank on average, or
+    with `tokens_per_batch` so much cost, and their gradients are averaged over all of them alike.
+    `bucketing`, from 0 to 1, says how far a step consists of samples of similar cost; by default as
+    far as needed. With `speeds="measured"` a slower rank gets less.
+
+    `weight` (of the same kinds as `cost`) is what each sample counts in the mean of gradients, for
+    a loss that is a mean over something else than samples: "length" for a mean over tokens.
     """
-    return Batches(data, batch_size, **options)
+    return Batches(
+        with_collate(as_source(data), collate),
+        batch_size,
+        world or init(),
+        Order(seed, shuffle),
+        Loading(prefetch, loaders, to),
+        BalanceSettings(cost, bucketing, tokens_per_batch, speeds),
+        weight,
+    )

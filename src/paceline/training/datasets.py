@@ -14,21 +14,26 @@ from paceline.comm.rank0 import on_rank0
 from paceline.config.data import DataConfig
 from paceline.config.run import RunConfig
 from paceline.core.quantities import read_bytes
-from paceline.core.user_code import describe_failure
+from paceline.core.user_code import describe_failure, load_function
 from paceline.data import Source, Stream, as_source, open_data
 from paceline.data.builtin import mnist
 from paceline.data.cache.node_cache import NodeCache
 from paceline.data.cache.specs import copy_files
+from paceline.data.collate import Collate
+from paceline.data.convert import with_collate
 from paceline.data.files.reader import Contents
 from paceline.data.fingerprint import describe_arrays, sum_samples
 from paceline.data.formats.image_folder import ImageFolder
 from paceline.data.open import reads_keys
+from paceline.data.padding import Pad
 from paceline.data.sampling.prefetch import check_loading
 from paceline.errors import ConfigError, DataError, PacelineError
 
 T = TypeVar("T")
 
 BUILT_IN = ("digits", "mnist")
+
+PAD = "pad"
 
 
 @contextmanager
@@ -280,8 +285,9 @@ def _open(
     part: str,
     contents: Sequence[Contents] | None = None,
 ) -> Source | Stream:
+    collate = find_collate(config.data.collate)
     if not isinstance(there, str):
-        return as_source(there)
+        return with_collate(as_source(there), collate)
     data = config.data
     source = open_data(
         there,
@@ -293,4 +299,15 @@ def _open(
     )
     if isinstance(spec, str) and there != spec:
         source.name = spec  # messages are about the user's files, not about the copies
-    return source
+    return with_collate(source, collate)
+
+
+def find_collate(named: object) -> Collate | None:
+    """The function that `data.collate` means."""
+    if named == PAD:
+        return Pad()
+    if isinstance(named, str):
+        named = load_function(named)
+    if named is None or callable(named):
+        return named
+    raise ConfigError(f"data.collate is {named!r}, expected {PAD}, file.py:function, or a function")

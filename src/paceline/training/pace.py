@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from paceline.comm import World
+from paceline.comm.counter import Counter, make_counter
 from paceline.errors import ConfigError, ReplicaError, TrainingError
 from paceline.frameworks.registry import make_loop
-from paceline.frameworks.replica import Loop
+from paceline.frameworks.replica import Loop, scale_gradients
 from paceline.frameworks.threads import limit_threads
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.observe.trial import open_trial
@@ -23,8 +25,9 @@ from paceline.sync.interface import Contribution
 from paceline.sync.make import load_common_weights, make_exchange, next_exchange_id
 from paceline.sync.replicas import average_buffers, check_equal, start_equal
 from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_settings
+from paceline.training.balance import Balancer
 from paceline.training.loop.stepper import StepLimits, Stepper
-from paceline.training.session import current_session, in_session
+from paceline.training.session import ServedSamples, current_session, in_session
 
 _log = logging.getLogger("paceline.training")
 
@@ -49,10 +52,19 @@ class Pace:
         self._mine: Contribution | None = None
         if context.settings.overlap:
             self._exchange.expect_one_backward(lambda: self._begin_contribution().weight)
-        self._seen = (0, 0)
+        self._rule, self._overlaps = rule, bool(context.settings.overlap)
+        self._seen = (0, 0, 0.0)
+        """Of what is served: whose turn it is, the samples and their weight, up to now."""
         self._usual = Contribution(1, 1.0, more=True)
         self._by: object = None
-        self._given: float | None = None
+        self._balancer: Balancer | None = None
+        self._given: tuple[float, str] | None = None
+        self._unit_weight: float | None = None
+        """The weight of the mean losses whose gradients are added up; None: a step has one."""
+        self._divisor: float | None = None
+        """What the sum of gradients is to be divided by, to become a mean; None: it is one."""
+        self._counter: Counter | None = None
+        self._numbers_used = 0
         self._unit = "steps"
         """What the last contribution counts: samples of `shard`, the user's weights, or steps."""
         self.workers = self._exchange.workers
@@ -60,6 +72,11 @@ class Pace:
         self._trial = open_trial(world.rank, len(self.workers))
         if self._exchange.describe() and world.rank == 0:
             _log.info("rule %s: %s", rule.name, self._exchange.describe())
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether ranks do not wait for each other by its rule."""
+        return self._exchange.asynchronous
 
     @property
     def rejected(self) -> int:
@@ -71,17 +88,45 @@ class Pace:
         """Whether the exchange moves the parameters, and the user's optimizer must not."""
         return self._exchange.steps_optimizer
 
-    def weigh(self, weight: float) -> None:
+    def weigh(self, weight: float, reduction: str = "mean") -> None:
         """Say what the next step's gradient stands for, if not samples: tokens, for example.
 
-        With `overlap`, say it before backward.
+        With the reduction "sum" the loss was a sum over that weight, not a mean: so a step may
+        consist of several backwards over unequal parts. With `overlap`, say it before backward.
         """
+        if reduction not in ("mean", "sum"):
+            raise ConfigError(f"reduction is {reduction!r}, expected mean or sum")
+        if not 0 <= weight < math.inf:
+            raise TrainingError(f"pace.weigh({weight}), expected a number of 0 or more")
         if self._mine is not None:
             raise TrainingError(
                 "pace.weigh came after gradients had been sent; call it before loss.backward(), or "
                 "omit overlap from keep_pace(..., exchange={...})"
             )
-        self._given = weight
+        self._given = weight, reduction
+
+    def begin_micro_batch(self, weight: float) -> None:
+        """The gradient of a mean loss of this weight is about to be added to those of the step.
+
+        Sums of means of equal weight are in proportion; else what was added up is scaled first, so
+        that in the end each mean counts by its weight.
+        """
+        if self._overlaps:
+            raise ConfigError(
+                "paceline.deal has several backwards in a step, and exchange.overlap sends "
+                "gradients after the first; omit overlap from keep_pace(..., exchange={...})"
+            )
+        if self._unit_weight is not None and weight != self._unit_weight:
+            scale_gradients(self._loop, self._unit_weight / weight)
+        self._unit_weight = weight
+
+    def counter(self, numbers: int) -> tuple[Counter, int]:
+        """A counter that the ranks share, and the first of so many numbers of it that nobody has
+        used; all ranks together at the first call."""
+        if self._counter is None:
+            self._counter = make_counter(self.world, lambda error: fail(self.world, error))
+        first, self._numbers_used = self._numbers_used, self._numbers_used + numbers
+        return self._counter, first
 
     def before_step(self) -> None:
         """Exchange what the rule exchanges before the optimizer moves the weights."""
@@ -91,7 +136,14 @@ class Pace:
                 "iterate over paceline.shard(...), which gives it no batches, or see pace.workers"
             )
         self._begun += 1
-        self._stepper.before(self._begin_contribution())
+        mine = self._begin_contribution()
+        if self._divisor is not None:
+            scale_gradients(self._loop, 1 / self._divisor)
+            self._divisor = None
+        outcome = self._stepper.before(mine)
+        if self._balancer is not None:
+            speeds = outcome.speeds if outcome is not None else None
+            self._balancer.note_step(self._stepper.compute_s, speeds)
 
     def after_step(self) -> None:
         """Exchange what the rule exchanges after the optimizer has moved the weights."""
@@ -127,6 +179,8 @@ class Pace:
         if self._exchange.replicas_stay_equal and not self.steps_itself:
             self._check_together()
         self._exchange.close()
+        if self._counter is not None:
+            self._counter.close()
         average_buffers(self.world, self._loop, self._exchange.trains)
 
     def _check_together(self) -> None:
@@ -142,6 +196,8 @@ class Pace:
     def abandon(self) -> None:
         """This rank has failed: stop serving other ranks."""
         self._exchange.abandon()
+        if self._counter is not None:
+            self._counter.abandon()
 
     def progress(self) -> tuple[int, int]:
         """A count that grows while this rank gets on, and its step."""
@@ -164,18 +220,50 @@ class Pace:
     def _make_contribution(self) -> Contribution:
         """What this rank brings to the step that begins."""
         if self._given is not None:
-            given, self._given = self._given, None
+            (given, reduction), self._given = self._given, None
             self._unit = "weights"
+            if reduction == "sum" and given:
+                self._divisor = given
             return Contribution(given, given, more=True)
         served = current_session().served
         if served is not None:
-            turn, seen = self._seen
-            new = served.samples - (seen if turn == served.turn else 0)
-            self._seen, self._by = (served.turn, served.samples), served.by
-            if new:  # else another step on the same batch
-                self._usual = Contribution(new, new / served.batch_size, more=True)
+            self._take_over(served)
         self._unit = "samples" if self._by is not None else "steps"
+        if self._balancer is not None:
+            return self._usual._replace(speed=self._balancer.speed)
         return self._usual
+
+    def _take_over(self, served: ServedSamples) -> None:
+        """Count what has been served since the last step."""
+        same = self._seen[0] == served.turn
+        _, seen, seen_weight = self._seen if same else (0, 0, 0.0)
+        new, weight = served.samples - seen, served.weight - seen_weight
+        self._seen = served.turn, served.samples, served.weight
+        if self._by is not served.by:
+            self._by = served.by
+            self._follow(served.how.balancer)
+        if served.how.dealt:
+            if weight:
+                assert self._unit_weight is not None, "each micro-batch has said its weight"
+                self._divisor = weight / self._unit_weight
+            self._unit_weight = None
+        if new or served.how.dealt:  # else another step on the same batch
+            self._usual = Contribution(new, weight / served.how.full, more=True)
+
+    def _follow(self, balancer: Balancer | None) -> None:
+        """Let a shard know what steps take."""
+        kind = self._rule.exchange_kind
+        if balancer is not None and balancer.follows_speeds and kind != "gradients":
+            raise ConfigError(
+                f'speeds is "measured", which is for rule bsp; with rule {self._rule.name} '
+                "use paceline.deal, where each rank takes the next samples when it is ready"
+            )
+        if balancer is not None and balancer.learns and self._exchange.asynchronous:
+            raise ConfigError(
+                f'cost is "learned", for which ranks begin epochs together, and rule '
+                f"{self._rule.name} is asynchronous; give cost as length, an array or a function"
+            )
+        self._balancer = balancer
 
 
 @contextmanager

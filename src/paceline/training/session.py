@@ -8,28 +8,46 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from paceline.training.balance import Balancer
     from paceline.training.pace import Pace
 
 
-class ServedSamples:
-    """Samples that `shard` has handed out, for all models that a loop trains.
+class Serving(NamedTuple):
+    """How what is served counts in a step."""
 
-    Only the batches of one shard count at a time: what a validation loop took before them did not
+    full: float = 1.0
+    """The weight of a full batch: it counts as 1."""
+    dealt: bool = False
+    """Whether a step consists of micro-batches, as many as the rank gets to, maybe none."""
+    balancer: Balancer | None = None
+    """Who wants to know what steps took."""
+
+
+class ServedSamples:
+    """Samples that `shard` or `deal` has handed out, for all models that a loop trains.
+
+    Only the batches of one of them count at a time: what a validation loop took before them did not
     go into the gradients.
     """
 
     def __init__(self) -> None:
         self.by: object = None
         self.turn = 0
-        """Grows when another shard begins to serve."""
+        """Grows when another one begins to serve."""
         self.samples = 0
-        self.batch_size = 1
+        self.weight = 0.0
+        self.how = Serving()
 
-    def add(self, by: object, samples: int, batch_size: int) -> None:
+    def begin(self, by: object, how: Serving) -> None:
+        """From now on these are served."""
         if by is not self.by:
-            self.by, self.turn, self.samples = by, self.turn + 1, 0
+            self.by, self.turn, self.samples, self.weight = by, self.turn + 1, 0, 0.0
+        self.how = how
+
+    def add(self, samples: int, weight: float) -> None:
+        """So many more have been handed out."""
         self.samples += samples
-        self.batch_size = batch_size
+        self.weight += weight
 
 
 class LoopSession(NamedTuple):

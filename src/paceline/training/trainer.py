@@ -18,11 +18,11 @@ from paceline.config.reading import read_config
 from paceline.config.run import RunConfig
 from paceline.core.trees import Tree
 from paceline.core.vectors import checksum
-from paceline.data import Source, Stream, batches_per_epoch
+from paceline.data import Stream, batches_per_epoch
 from paceline.data.cache.node_cache import NodeCache
 from paceline.errors import ConfigError
 from paceline.frameworks.random_state import seed_generators
-from paceline.observe import EventLog, History, make_progress, setup_logging
+from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
@@ -31,20 +31,21 @@ from paceline.sync.interface import Exchange
 from paceline.sync.make import is_asynchronous, make_exchange, next_exchange_id
 from paceline.sync.replicas import start_equal
 from paceline.sync.settings import ExchangeContext
-from paceline.training.balance import make_balance
 from paceline.training.build import build_replica
 from paceline.training.callbacks import CallbackList
 from paceline.training.claim import Claim
-from paceline.training.datasets import data_cache, open_datasets
+from paceline.training.datasets import data_cache
 from paceline.training.keras_callbacks import adapt_callbacks
 from paceline.training.loop.async_run import AsyncRun
 from paceline.training.loop.clock import Clock
+from paceline.training.loop.dealing import Dealer
 from paceline.training.loop.run import TrainingRun
 from paceline.training.loop.state import Datasets, RunOutputs, RunState
 from paceline.training.loop.sync_run import SyncRun
 from paceline.training.model_file import check_room, save_model
 from paceline.training.resume.resumed import FOLDER, Resumed, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
+from paceline.training.run_data import make_dealer, open_run_data
 from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_json
 
 _log = logging.getLogger("paceline.training")
@@ -136,7 +137,7 @@ class Trainer:
         self.clock, self.history = Clock(), History()
         setup_logging(world.rank, world.size)
         seed_generators(config.seed)  # functions that make data may draw random numbers
-        data = self._open_data(cache)
+        data = open_run_data(config, world, cache)
         if not isinstance(data.train, Stream):
             self.clock.samples_per_epoch = len(data.train)
         self.replica = build_replica(config, world)
@@ -146,13 +147,20 @@ class Trainer:
         if resumed is not None:
             same = resumed.facts["optimizer"] == config.describe()["optimizer"]
             restore_replica(self.replica, resumed, same)
-        self._exchange = exchange = self._make_exchange(data.train, resumed)
+        self._exchange = exchange = self._make_exchange(data, resumed)
+        watch = Stopwatch()
+        dealer = make_dealer(config, world, data, watch)
         try:
-            began, stopped = time.perf_counter(), self._run(data, identity, resumed)
+            began = time.perf_counter()
+            stopped = self._run(data, identity, resumed, dealer, watch)
         except BaseException:
             exchange.abandon()
+            if dealer is not None:
+                dealer.abandon()
             raise
         exchange.close()
+        if dealer is not None:
+            dealer.close()
         self.replica.release()
         seconds = time.perf_counter() - began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
@@ -162,23 +170,12 @@ class Trainer:
             getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
         )
 
-    def _open_data(self, cache: NodeCache | None) -> Datasets:
-        config, world, data = self.config, self.world, self.config.data
-        train, validation = open_datasets(config, world, cache)
-        balance = make_balance(train, world, data.cost, data.bucketing)
-        if balance is not None and is_asynchronous(config.rule, config.exchange, world):
-            raise ConfigError(
-                f"data.cost has no effect with rule {config.rule.name}: its workers take the next "
-                "batch when they are done with one; omit it"
-            )
-        return Datasets(train, validation, balance)
-
-    def _make_exchange(self, train: Source | Stream, resumed: Resumed | None) -> Exchange:
+    def _make_exchange(self, data: Datasets, resumed: Resumed | None) -> Exchange:
         config, world = self.config, self.world
         frame = ExchangeContext(
             exchange_id=next_exchange_id(world),
             settings=config.exchange,
-            batches=self._batches_to_grant(train, resumed),
+            batches=self._batches_to_grant(data, resumed),
             saved=resumed.centre if resumed is not None else None,
             seed=config.seed,
             clip_norm=config.clip_norm,
@@ -192,7 +189,14 @@ class Trainer:
             )
         return exchange
 
-    def _run(self, data: Datasets, identity: Tree, resumed: Resumed | None) -> str | None:
+    def _run(
+        self,
+        data: Datasets,
+        identity: Tree,
+        resumed: Resumed | None,
+        dealer: Dealer | None,
+        watch: Stopwatch,
+    ) -> str | None:
         """All epochs; the reason if they ended early."""
         config, world = self.config, self.world
         self.run_dir = on_rank0(
@@ -212,9 +216,11 @@ class Trainer:
                 self.history,
                 identity,
                 numbered_for=self._numbered_for(resumed),
+                dealer=dealer,
+                watch=watch,
             )
             progress, saver = state.outputs.progress, state.outputs.saver
-            progress.begin(config.epochs, self.clock.samples_per_epoch, self._describe(data.train))
+            progress.begin(config.epochs, self.clock.samples_per_epoch, self._describe(data))
             self._training_run = run = (AsyncRun if self._exchange.asynchronous else SyncRun)(state)
             if resumed is not None:
                 restore_run(run, resumed)
@@ -242,7 +248,8 @@ class Trainer:
 
     def _identify(self, data: Datasets) -> Tree:
         """Facts that a resumed run must match."""
-        config, (train, _, balance) = self.config, data
+        config, train, balancer = self.config, data.train, data.balancer
+        fixed = balancer is not None and not balancer.learns
         facts = {
             "model": self.replica.layout.fingerprint(),
             "rule": config.rule.name,
@@ -251,8 +258,10 @@ class Trainer:
             "samples_of_data": None if isinstance(train, Stream) else len(train),
             "order_of_data": getattr(train, "order_facts", None) if config.data.shuffle else None,
             "asynchronous": is_asynchronous(config.rule, config.exchange, self.world),
-            "costs_of_data": None if balance is None else checksum(balance.costs),
+            "costs_of_data": checksum(balancer.balance.costs) if balancer and fixed else None,
             "bucketing": config.data.bucketing,
+            "tokens_per_batch": config.data.tokens_per_batch,
+            "deal": config.data.deal,
         }
         if facts["asynchronous"]:  # batches are numbered through the run
             facts["batch"] = config.data.batch_size * config.accumulate
@@ -270,23 +279,27 @@ class Trainer:
         """For how many workers batches are numbered: those that the run began with."""
         return self.world.size if resumed is None else int(resumed.facts["numbered_for"])
 
-    def _batches_to_grant(self, train: Source | Stream, resumed: Resumed | None) -> int:
+    def _batches_to_grant(self, data: Datasets, resumed: Resumed | None) -> int:
         """Of the whole run, if it is asynchronous."""
         config = self.config
         if not is_asynchronous(config.rule, config.exchange, self.world):
             return 0
         size = config.data.batch_size * config.accumulate
-        return config.epochs * batches_per_epoch(train, size, self._numbered_for(resumed))
+        balance = None if data.balancer is None else data.balancer.balance
+        workers = self._numbered_for(resumed)
+        return config.epochs * batches_per_epoch(data.train, size, workers, balance)
 
-    def _describe(self, train: Source | Stream) -> str:
-        config, world, exchange = self.config, self.world, self._exchange
+    def _describe(self, data: Datasets) -> str:
+        config, world, exchange, train = self.config, self.world, self._exchange, data.train
         nodes = len(set(world.allgather_values(world.node)))
-        batch = config.data.batch_size * config.accumulate
-        in_all = "" if exchange.asynchronous else f" ({batch * world.size} in all)"
+        batch = (data.usual_batch or config.data.batch_size) * config.accumulate
+        about = "about " if data.usual_batch else ""
+        in_all = "" if exchange.asynchronous else f" ({about}{batch * world.size} in all)"
         samples = "a stream" if isinstance(train, Stream) else f"{len(train):,} samples"
         text = (
             f"{world.size} rank{'s' * (world.size > 1)} on {nodes} node{'s' * (nodes > 1)}, "
-            f"rule {config.rule.name}, batch {batch} per rank{in_all}, {train.name}: {samples}"
+            f"rule {config.rule.name}, batch {about}{batch} per rank{in_all}, "
+            f"{train.name}: {samples}"
         )
         return "\n".join(filter(None, (text, exchange.describe())))
 

@@ -16,6 +16,7 @@ ALLOWED = {
     ("cli/__init__.py", "import_module"): "subcommands, from a table in the same file",
     ("frameworks/registry.py", "import_module"): "adapters, from a table in the same file",
     ("data/collate.py", "import_module"): "torch.utils.data, if the samples come from torch",
+    ("data/padding.py", "import_module"): "torch, for tensors, Pack and Nest",
     ("data/formats/tables.py", "import_module"): "pyarrow's csv and parquet, named in data/",
     ("tools/bench/rows.py", "import_module"): "matplotlib, if it is asked for",
     (

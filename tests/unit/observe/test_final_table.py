@@ -14,9 +14,9 @@ HISTORY = History(
 )
 
 
-def render(history=HISTORY, terminal=False, width=None, ranks=None) -> str:
+def render(history=HISTORY, terminal=False, width=None, ranks=None, advice=None) -> str:
     stream = io.StringIO()
-    render_final(history, stream, terminal, width, ranks)
+    render_final(history, stream, terminal, width, ranks, advice)
     return stream.getvalue()
 
 
@@ -69,3 +69,14 @@ def test_the_caption_names_the_ranks(ranks, caption):
     table = final_table(HISTORY, ranks)
     assert table.row_count == 2
     assert table.caption == (caption and f"shares of time: {caption}")
+
+
+def test_advice_comes_below_the_table_and_fits_its_width():
+    text = render(ranks=2, width=80, advice="ranks waited 31 % of the time: " + "word " * 30)
+    lines = text.splitlines()
+    below = lines[
+        next(n for n, line in enumerate(lines) if line.startswith("shares of time")) + 1 :
+    ]
+    assert below[0].startswith("ranks waited 31 % of the time: word")
+    assert " ".join(below).split().count("word") == 30
+    assert max(map(len, below)) <= 80

@@ -66,3 +66,19 @@ def test_an_unknown_bucket_is_refused():
 def test_a_lap_costs_a_few_looks_at_the_clock():
     watch = Stopwatch()
     assert cost_ratio(lambda: watch.lap("compute"), perf_counter) < 12
+
+
+def test_the_steady_time_is_all_but_what_was_taken_first():
+    """The first epoch includes start-up; a run of one epoch has no other."""
+    watch = Stopwatch()
+    watch.wait = 8.0
+    assert watch.steady() == TimeSplit(wait=8.0)
+    watch.take()
+    assert watch.steady() == TimeSplit(wait=8.0)
+    watch.wait = 2.0
+    watch.take()
+    assert watch.steady() == TimeSplit(wait=2.0)
+    watch.wait = 1.0
+    watch.take()
+    watch.compute = 4.0
+    assert watch.steady() == TimeSplit(compute=4.0, wait=3.0)

@@ -143,8 +143,6 @@ def test_wrong_costs_are_refused_on_all_ranks(options, error, text):
 
 
 def test_where_costs_have_no_effect_they_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.cost has no effect with rule easgd"):
-        trained(tmp_path, 2, "easgd")
     stream = {"train": lambda: iter(range(9)), "cost": [1] * 9}
     with pytest.raises(ConfigError, match="a stream is split as it comes"):
         Trainer(build, loss="mse", data=stream, world=SoloWorld(), run_dir=str(tmp_path)).fit()

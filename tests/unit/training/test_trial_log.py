@@ -11,6 +11,7 @@ import pytest
 from paceline.comm import SoloWorld
 from paceline.observe import Stopwatch, trial
 from paceline.observe.trial import TRIAL, TrialLog, open_trial, read_own_memory
+from paceline.observe.waiting import RunFacts
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def folder(tmp_path, monkeypatch):
     """The folder of a trial that this process is a rank of."""
     monkeypatch.setenv(TRIAL, str(tmp_path))
     monkeypatch.setattr(trial, "_taken", False)
+    monkeypatch.setattr(trial, "_facts", RunFacts(own_loop=True))
     monkeypatch.setattr(trial, "atexit", SimpleNamespace(register=lambda function: None))
     return tmp_path
 
@@ -115,6 +117,7 @@ def test_keep_pace_counts_what_its_shards_hand_out(folder):
     data = np.ones((100, 2), np.float32)
     last = keep_pace_for(3, folder, shard(data, 8, world=SoloWorld()))
     assert (last["samples"], last["steps"], last["unit"]) == (24, 3, "samples")
+    assert RunFacts(**last["facts"]) == RunFacts(own_loop=True)
 
 
 def test_keep_pace_counts_steps_where_nobody_counts_samples(folder):
@@ -143,6 +146,7 @@ def test_a_trainer_counts_its_samples(folder, tmp_path, monkeypatch):
         trainer._training_run.worker._trial.write()
     last = lines(folder)[-1]
     assert (last["samples"], last["unit"], last["workers"]) == (80, "samples", 1)
+    assert RunFacts(**last["facts"]) == RunFacts(same_shape=True)
 
 
 def test_nothing_is_written_without_the_variable(tmp_path, monkeypatch):

@@ -3,8 +3,8 @@
 All of it is arithmetic on the samples' costs and a common seed, so every rank plans the same epoch
 without communicating. Samples of similar cost are put into the same step as far as `bucketing`
 says; then each step is split longest first: the next sample goes to the rank with the least so
-far. Every rank gets a sample, and two where there are enough for all: batch normalisation fails
-on one.
+far, for its speed. Every rank gets a sample, and two where there are enough for all: batch
+normalisation fails on one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.vectors import Vector
-from paceline.data.sampling.shards import StepPlan
+from paceline.data.sampling.shards import StepPlan, smallest_step
 
 Places = npt.NDArray[np.int64]
 """Positions in the order of an epoch."""
@@ -26,7 +26,9 @@ BUCKETINGS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0)
 """What is tried, the most random first, if nothing is said."""
 GOOD_BALANCE = 0.99
 """The mean cost of a rank in a step, divided by the largest: enough to stop trying."""
-STEPS_TRIED = 48
+NEGLIGIBLE = 0.005
+FEWEST_TRIED, STEPS_TRIED, SAMPLES_TRIED = 12, 48, 1 << 16
+"""Steps that are split to see how well a bucketing balances; fewer of large ones."""
 WINDOW = 1 << 16
 """Samples of the steps that are split at a time."""
 FINE_SPREAD = 0.005
@@ -52,8 +54,10 @@ class BalancedEpoch:
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    def share(self, step: int, rank: int) -> Places:
-        """The places that the rank takes in this step."""
+    def share(self, step: int, rank: int, speeds: Vector | None = None) -> Places:
+        """The places that the rank takes in this step; its cost is in proportion to its speed."""
+        if speeds is not None:
+            return self._split(step, speeds)[rank]
         number, row = divmod(step, self._steps_at_once)
         window = self._window
         if window is None or window[0] != number:
@@ -67,9 +71,12 @@ class BalancedEpoch:
     def _split_window(self, number: int) -> Iterable[list[Places]]:
         first = number * self._steps_at_once
         for step in range(first, min(first + self._steps_at_once, len(self))):
-            places = self.step(step)
-            ranks = split_step(self._costs[places], self.ranks_with_samples)
-            yield _by_rank(places, ranks, self.ranks_with_samples)
+            yield self._split(step)
+
+    def _split(self, step: int, speeds: Vector | None = None) -> list[Places]:
+        places, size = self.step(step), self.ranks_with_samples
+        ranks = split_step(self._costs[places], size, None if speeds is None else speeds[:size])
+        return _by_rank(places, ranks, size)
 
 
 def plan_balanced(
@@ -78,23 +85,58 @@ def plan_balanced(
     *,
     bucketing: float,
     draw: np.random.Generator | None,
+    budget: float | None = None,
 ) -> BalancedEpoch:
-    """Balance an epoch (or what is left of one) in steps of as many samples as `plan` says.
+    """Balance an epoch (or what is left of one) in steps of as many samples as `plan` says, or with
+    a `budget` of about so much cost per rank.
 
     `costs` are of its samples, in their order. Steps come in random order by `draw`, or without it
     in the order of their costs.
     """
-    sizes = np.array([last - first for first, last in map(plan.span, range(len(plan)))], np.int64)
     places = _sort(costs, bucketing if len(plan) > 1 else 0.0)
-    if bucketing and draw is not None and len(plan) > 1:
-        # The last step may have another size. It must not always have the longest samples.
-        odd = int(draw.integers(len(sizes)))
-        lengths = np.full(len(sizes), sizes[0])
-        lengths[odd] = sizes[-1]
-        turns = draw.permutation(len(sizes))
-        places = _in_turns(places, lengths, np.append(turns[turns != odd], odd))
+    if budget is not None:
+        least = smallest_step(plan.size, plan.batch_size)
+        sizes = _fill(costs[places], budget * plan.size, least)
+        turns = np.arange(len(sizes)) if draw is None else draw.permutation(len(sizes))
+        places, sizes = _in_turns(places, sizes, turns), sizes[turns]
+    else:
+        sizes = _lengths(plan)
+        if bucketing and draw is not None and len(plan) > 1:
+            # The last step may have another size. It must not always have the longest samples.
+            odd = int(draw.integers(len(sizes)))
+            lengths = np.full(len(sizes), sizes[0])
+            lengths[odd] = sizes[-1]
+            turns = draw.permutation(len(sizes))
+            places = _in_turns(places, lengths, np.append(turns[turns != odd], odd))
     edges = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     return BalancedEpoch(costs, places, edges, plan.ranks_with_samples)
+
+
+def _lengths(plan: StepPlan) -> Places:
+    """The samples of each step."""
+    spans = map(plan.span, range(len(plan)))
+    return np.array([last - first for first, last in spans], np.int64)
+
+
+def _fill(costs: Vector, budget: float, least: int) -> Places:
+    """How many samples, one after the other, make each step: as many as fit into the budget, and no
+    fewer than `least`; what is left at the end joins the last step if it is less than that.
+
+    >>> _fill(np.array([1.0, 2.0, 3.0, 4.0, 1.0]), budget=4.0, least=1).tolist()
+    [2, 1, 1, 1]
+    """
+    ends = np.cumsum(costs)
+    sizes: list[int] = []
+    first = 0
+    while first < len(costs):
+        before = ends[first - 1] if first else 0.0
+        fitting = int(np.searchsorted(ends, before + budget * (1 + 1e-9), side="right"))
+        last = min(len(costs), max(fitting, first + least))
+        sizes.append(last - first)
+        first = last
+    if len(sizes) > 1 and sizes[-1] < least:
+        sizes[-2:] = [sizes[-2] + sizes[-1]]
+    return np.array(sizes, np.int64)
 
 
 def _sort(costs: Vector, bucketing: float) -> Places:
@@ -121,15 +163,18 @@ def _in_turns(places: Places, lengths: Places, turns: Places) -> Places:
 
 
 def choose_bucketing(costs: Vector, plan: StepPlan) -> float:
-    """The least bucketing that balances."""
+    """The least bucketing that balances well, or as well as the largest does."""
     if plan.size == 1 or not costs.any():
         return 0.0
-    found = [(balance_of(costs, plan, bucketing), bucketing) for bucketing in BUCKETINGS[:1]]
-    for bucketing in BUCKETINGS[1:]:
-        if found[-1][0] >= GOOD_BALANCE:
-            return found[-1][1]
-        found.append((balance_of(costs, plan, bucketing), bucketing))
-    return max(found, key=lambda pair: (round(pair[0], 2), -pair[1]))[1]
+    if balance_of(costs, plan, 0.0) >= GOOD_BALANCE:
+        return 0.0
+    wanted = min(GOOD_BALANCE, balance_of(costs, plan, BUCKETINGS[-1]) - NEGLIGIBLE)
+    low, high = 0, len(BUCKETINGS) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        enough = balance_of(costs, plan, BUCKETINGS[middle]) >= wanted
+        low, high = (low, middle) if enough else (middle, high)
+    return BUCKETINGS[high]
 
 
 def balance_of(costs: Vector, plan: StepPlan, bucketing: float) -> float:
@@ -139,7 +184,8 @@ def balance_of(costs: Vector, plan: StepPlan, bucketing: float) -> float:
     """
     draw = np.random.default_rng(0)
     epoch = plan_balanced(costs, plan, bucketing=bucketing, draw=draw)
-    tried = np.unique(np.linspace(0, len(epoch) - 1, STEPS_TRIED).astype(int))
+    steps = max(FEWEST_TRIED, min(STEPS_TRIED, SAMPLES_TRIED // plan.world_batch))
+    tried = np.unique(np.linspace(0, len(epoch) - 1, steps).astype(int))
     mean = largest = 0.0
     for step in tried.tolist():
         own = costs[epoch.step(step)]
@@ -149,58 +195,67 @@ def balance_of(costs: Vector, plan: StepPlan, bucketing: float) -> float:
     return mean / largest if largest else 1.0
 
 
-def split_step(costs: Vector, size: int) -> Places:
-    """Which of `size` ranks takes which sample of a step, so that all have about the same cost.
+def split_step(costs: Vector, size: int, speeds: Vector | None = None) -> Places:
+    """Which of `size` ranks takes which sample of a step, so that all need about the same time.
+
+    `speeds` are costs per second; without them all ranks are equally fast.
 
     >>> split_step(np.array([6.0, 1.0, 2.0, 3.0]), 2).tolist()
     [0, 0, 1, 1]
     """
     order = np.argsort(-costs, kind="stable")
     ranks = np.empty(len(costs), np.int64)
-    ranks[order] = _longest_first(costs[order].tolist(), size)
+    slowness = np.ones(size) if speeds is None else float(speeds.mean()) / speeds
+    by_speed = np.argsort(slowness, kind="stable")
+    found = np.array(_longest_first(costs[order].tolist(), slowness[by_speed].tolist()), np.int64)
+    ranks[order] = by_speed[found]
     if len(costs) > size:
-        _swap(costs, size, ranks)
+        _swap(costs, slowness, ranks)
     return ranks
 
 
-def _longest_first(costs: list[float], size: int) -> list[int]:
-    """For descending costs: first one sample for each rank, and a second, the shortest, if there
-    are enough; then always for the rank with the least."""
+def _longest_first(costs: list[float], slowness: list[float]) -> list[int]:
+    """For descending costs and ranks from the fastest on: first one sample for each rank, and a
+    second, the shortest, if there are enough; then always for the rank that is done first."""
+    size = len(slowness)
     ranks = list(range(min(size, len(costs))))
-    loads = [(cost, 1, rank) for cost, rank in zip(costs, ranks, strict=False)]
+    loads = [(cost * slowness[rank], 1, rank) for cost, rank in zip(costs, ranks, strict=False)]
     last: list[int] = []
     if len(costs) >= 2 * size:
         last = ranks[::-1]  # the shortest for the rank with the most
         shortest = costs[::-1][:size]
         loads = [
-            (load + cost, 2, rank) for (load, _, rank), cost in zip(loads, shortest, strict=True)
+            (load + cost * slowness[rank], 2, rank)
+            for (load, _, rank), cost in zip(loads, shortest, strict=True)
         ]
     heapify(loads)
     for cost in costs[size : len(costs) - len(last)]:
         load, count, rank = loads[0]
-        heapreplace(loads, (load + cost, count + 1, rank))
+        heapreplace(loads, (load + cost * slowness[rank], count + 1, rank))
         ranks.append(rank)
     return ranks + last
 
 
-def _swap(costs: Vector, size: int, ranks: Places) -> None:
-    """Let the rank with the most exchange a sample with the one with the least, while it helps."""
-    loads = np.bincount(ranks, costs, size)
-    limit = (1 + FINE_SPREAD) * float(loads.mean())
+def _swap(costs: Vector, slowness: Vector, ranks: Places) -> None:
+    """Let the rank that takes longest exchange a sample with the one that is done first, while it
+    helps."""
+    size = len(slowness)
+    loads = np.bincount(ranks, costs, size) * slowness
+    limit = (1 + FINE_SPREAD) * float(costs.sum() / (1 / slowness).sum())
     for _ in range(min(SWAPS_PER_STEP, 4 * size)):
         most, least = int(loads.argmax()), int(loads.argmin())
         if loads[most] <= limit:
             return
         ours, theirs = np.flatnonzero(ranks == most), np.flatnonzero(ranks == least)
         moved = costs[ours][:, None] - costs[theirs][None, :]
-        after = np.maximum(loads[most] - moved, loads[least] + moved)
+        mine, its = loads[most] - moved * slowness[most], loads[least] + moved * slowness[least]
+        after = np.maximum(mine, its)
         best = int(after.argmin())
         if after.flat[best] >= loads[most] * (1 - 1e-9):
             return
         given, taken = divmod(best, len(theirs))
         ranks[ours[given]], ranks[theirs[taken]] = least, most
-        loads[most] -= moved.flat[best]
-        loads[least] += moved.flat[best]
+        loads[most], loads[least] = mine.flat[best], its.flat[best]
 
 
 def _by_rank(places: Places, ranks: Places, size: int) -> list[Places]:

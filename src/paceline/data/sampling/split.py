@@ -21,6 +21,7 @@ from paceline.data.sampling.shards import StepPlan, draw_for, order_of
 from paceline.data.sources import Source
 from paceline.errors import CheckpointError, ConfigError
 
+SPEED_CHANGE = 0.05
 _TURNS_OF_STEPS = 1
 """Which of an epoch's random numbers the order of its steps is drawn from."""
 
@@ -33,6 +34,10 @@ class Balance:
     """Of all samples of the source."""
     bucketing: float | None = None
     """How far steps consist of samples of similar cost, from 0 to 1; None: as far as needed."""
+    budget: float | None = None
+    """The cost of a rank's batch, if that and not a number of samples is given."""
+    speeds: SpeedTable | None = None
+    """How fast ranks have been found to be; None: all are taken to be equally fast."""
     _chosen: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -41,6 +46,14 @@ class Balance:
                 f"bucketing is {self.bucketing}, expected 0 (random steps) to 1 (samples sorted by "
                 "cost)"
             )
+        if self.budget is not None and not 0 < self.budget < float("inf"):
+            raise ConfigError(f"tokens_per_batch is {self.budget}, expected a number above 0")
+
+    def usual_batch_size(self) -> int:
+        """The samples of a batch on average, where the budget says how large it is."""
+        assert self.budget is not None
+        mean = float(self.costs.mean())
+        return max(1, round(self.budget / mean)) if mean else 1
 
     def bucketing_for(self, size: int, batch_size: int) -> float:
         """As set, or as needed by so many ranks with batches of this size."""
@@ -51,6 +64,37 @@ class Balance:
             plan = StepPlan(len(self.costs), size, batch_size)
             self._chosen[key] = choose_bucketing(self.costs, plan)
         return self._chosen[key]
+
+    def learn(self, costs: Vector) -> None:
+        """Better costs have been found; epochs are planned by them from now on."""
+        self.costs = costs
+        self._chosen.clear()
+
+
+class SpeedTable:
+    """How fast ranks are, from which step of the epoch on.
+
+    Batches are prepared ahead, so new speeds count from a later step on: the same on all ranks.
+    """
+
+    def __init__(self, ahead: int) -> None:
+        self._ahead = ahead
+        self._known: list[tuple[int, Vector]] = []
+
+    def note(self, step: int, speeds: Vector) -> None:
+        """What was measured in this step; small changes are none."""
+        last = self._known[-1][1] if self._known else np.ones(len(speeds))
+        relative = speeds / speeds.mean()
+        if np.abs(relative / last - 1).max() > SPEED_CHANGE:
+            self._known.append((step + self._ahead, relative))
+
+    def at(self, step: int) -> Vector | None:
+        """Those that count in this step; None: nothing is known."""
+        return next((speeds for first, speeds in reversed(self._known) if first <= step), None)
+
+    def begin_epoch(self) -> None:
+        """The speeds of the last steps count from the first on."""
+        self._known = [(0, speeds) for _, speeds in self._known[-1:]]
 
 
 class EpochSplit(Protocol):
@@ -112,6 +156,8 @@ class CostSplit:
         self.size, self.samples = remainder.size, len(source)
 
     def __len__(self) -> int:
+        if self._balance.budget is not None:
+            return len(self._planned)
         plan = self._remainder.plan(self.samples)
         return len(plan) if plan.samples else 0
 
@@ -122,7 +168,9 @@ class CostSplit:
     def share(self, step: int, rank: int) -> Places | slice:
         if rank >= self._planned.ranks_with_samples:
             return slice(0, 0)
-        own: Places = self._picked[self._planned.share(step, rank)]
+        table = self._balance.speeds
+        speeds = None if table is None else table.at(step)
+        own: Places = self._picked[self._planned.share(step, rank, speeds)]
         return own
 
     @cached_property
@@ -138,6 +186,7 @@ class CostSplit:
             remainder.plan(self.samples),
             bucketing=balance.bucketing_for(remainder.size, remainder.batch_size),
             draw=draw_for(self._seed, self._epoch, _TURNS_OF_STEPS) if self._shuffle else None,
+            budget=balance.budget,
         )
 
 

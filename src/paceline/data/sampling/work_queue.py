@@ -15,8 +15,10 @@ import numpy as np
 
 from paceline.data.batch import Batch
 from paceline.data.sampling.epochs import depth_ahead
+from paceline.data.sampling.partial_epoch import EpochRemainder
 from paceline.data.sampling.prefetch import prefetched
 from paceline.data.sampling.shards import StepPlan, order_of, plan_steps
+from paceline.data.sampling.split import Balance, EpochSplit, split_epoch
 from paceline.data.sources import Source
 from paceline.data.streams import Stream
 from paceline.errors import DataError
@@ -124,6 +126,7 @@ def granted_batches(
     *,
     batch_size: int,
     workers: int = 1,
+    balance: Balance | None = None,
     seed: int = 0,
     shuffle: bool = True,
     prefetch: int | None = None,
@@ -132,36 +135,51 @@ def granted_batches(
     """The batches whose numbers are in `grants`, until it ends.
 
     With n batches per epoch, number t is batch t % n of epoch t // n, in the order that one rank
-    alone would take. `prefetch` and `loaders` are as in `training_batches`. With a thread, asking
-    for a batch waits for a grant; without one it is an error to ask when none is outstanding.
+    alone would take; with a `balance`, batches of equal cost, as so many workers would take them.
+    `prefetch` and `loaders` are as in `training_batches`. With a thread, asking for a batch waits
+    for a grant; without one it is an error to ask when none is outstanding.
     Closing the iterator drops the grants.
     """
     numbered, plan = _number(source, batch_size, workers)
     depth = depth_ahead(numbered, prefetch, loaders)
+    per_epoch = batches_per_epoch(source, batch_size, workers, balance)
 
     # Numbers granted around the end of an epoch may go back and forth between two of them.
     @lru_cache(maxsize=ORDERS_KEPT)
     def order_in(epoch: int) -> np.ndarray:
         return order_of(numbered, seed, epoch, shuffle)
 
+    @lru_cache(maxsize=ORDERS_KEPT)
+    def split_in(epoch: int) -> EpochSplit:
+        whole = EpochRemainder(workers, batch_size)
+        return split_epoch(numbered, whole, balance, seed=seed, epoch=epoch, shuffle=shuffle)
+
     def shares() -> Iterator[np.ndarray]:
         while (number := grants.take()) is not None:
-            epoch, step = divmod(number, len(plan))
-            begin, end = plan.bounds(step, rank=0)
-            yield order_in(epoch)[begin:end]
+            epoch, turn = divmod(number, per_epoch)
+            if balance is not None:
+                yield order_in(epoch)[split_in(epoch).share(*divmod(turn, workers))]
+            else:
+                begin, end = plan.bounds(turn, rank=0)
+                yield order_in(epoch)[begin:end]
 
     batches = prefetched(shares, depth, loaders, numbered.take)
     return _hand_over(batches, grants, wait=depth > 0)
 
 
-def batches_per_epoch(source: Source | Stream, batch_size: int, workers: int = 1) -> int:
+def batches_per_epoch(
+    source: Source | Stream, batch_size: int, workers: int = 1, balance: Balance | None = None
+) -> int:
     """How many numbers make an epoch: the last batch may be smaller than the others, or larger.
 
     >>> from paceline.data import ArraySource
     >>> batches_per_epoch(ArraySource(np.zeros(10)), batch_size=4)
     3
     """
-    return len(_number(source, batch_size, workers)[1])
+    numbered, plan = _number(source, batch_size, workers)
+    if balance is None:
+        return len(plan)
+    return workers * len(plan_steps(len(numbered), workers, batch_size))
 
 
 def _number(source: Source | Stream, batch_size: int, workers: int) -> tuple[Source, StepPlan]:

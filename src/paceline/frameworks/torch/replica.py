@@ -155,7 +155,8 @@ class TorchReplica(TorchVectors):
     def _call(self, inputs: Any) -> Any:
         if isinstance(inputs, Mapping):
             return self._run(**inputs)
-        if isinstance(inputs, tuple | list):
+        packed = isinstance(inputs, torch.nn.utils.rnn.PackedSequence)  # a tuple, by its class
+        if isinstance(inputs, tuple | list) and not packed:
             return self._run(*inputs)
         return self._run(inputs)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from paceline.comm import World
 from paceline.comm.allreduce.coded import VectorAllreduce, make_sums
 from paceline.comm.allreduce.powersgd import PowerSGDAllreduce
@@ -27,14 +29,16 @@ class GradientExchange(Exchange):
     def __init__(
         self, world: World, model: VectorModel, rule: GradientRule, context: ExchangeContext
     ) -> None:
-        self._model, self._rule = model, rule
+        self._model, self._rule, self._rank = model, rule, world.rank
         self.workers = tuple(range(world.size))
         self._message: StepMessage | None = None
         self._sum = _make_sum(world, model.layout, context.settings)
         if world.size > 1:
             weights = model.layout.empty_vector()
             entries = len(model.layout.entries)
-            self._message = StepMessage(world, weights, entries, context.exchange_id)
+            flags = entries + world.size
+            self._message = StepMessage(world, weights, flags, context.exchange_id)
+            self._present, self._speeds = np.split(self._message.flags, [entries])
             model.rehome(weights, self._message.vector)
 
     @property
@@ -47,12 +51,14 @@ class GradientExchange(Exchange):
             return mine.alone()
         gradient, present = self._model.collect_gradients()
         self._rule.contribute(gradient, mine.weight, out=gradient)
-        self._message.flags[:] = present
+        self._present[:] = present
+        self._speeds[:] = 0
+        self._speeds[self._rank] = mine.speed
         outcome = self._message.sum_over_ranks(mine, watch, coded=self._sum)
         self._rule.merge(gradient, outcome.weight, out=gradient)
         watch.lap("communication")
-        self._model.accept_gradients(self._message.flags)
-        return outcome
+        self._model.accept_gradients(self._present)
+        return outcome._replace(speeds=self._speeds)
 
     def snapshot(self) -> Tree:
         """What rounding carries over."""

@@ -20,7 +20,6 @@ from paceline.sync.interface import Contribution, Exchange, StepHead, StepOutcom
 from paceline.sync.settings import ExchangeContext, ExchangeSettings
 from paceline.sync.synchronous.gradients import GradientExchange
 from paceline.sync.synchronous.shared_buffers import (
-    FIELDS,
     REJECTED,
     SQUARES,
     SharedBuffers,
@@ -68,6 +67,7 @@ class SharedParametersExchange(Exchange):
             model.on_gradient(self._gradient_ready if several else None),
             model.expose_whole_state(self._optimizer),
         ]
+        self._speed_at = self._buffers.speeds.start + world.rank
         self._watched = spread_spots(layout)
         self._seen = self._sample()
         self._mark = context.exchange_id * 2.0**32
@@ -99,7 +99,8 @@ class SharedParametersExchange(Exchange):
         head = self._buffers.heads[self._rank]
         self._mark += 1
         StepHead.write(head, mine, self._mark)
-        head[FIELDS:] = present
+        head[self._buffers.present] = present
+        head[self._speed_at] = mine.speed
         watch.lap("compute")
         self._sums.begin()
         self._local.barrier()
@@ -119,7 +120,8 @@ class SharedParametersExchange(Exchange):
         self._seen = self._sample()
         self._model.clear_gradients()  # the user's own step, which follows, moves nothing
         rejected, head[REJECTED] = bool(head[REJECTED]), 0
-        return StepHead.read(totals, rejected)
+        speeds = totals[self._buffers.speeds]
+        return StepHead.read(totals, rejected)._replace(speeds=speeds)
 
     def snapshot(self) -> Tree:
         """What rounding carries over."""
@@ -163,7 +165,7 @@ class SharedParametersExchange(Exchange):
         if not weight:
             return
         optimizer, sums = self._optimizer, self._sums
-        with optimizer.stepping(totals[FIELDS:]):
+        with optimizer.stepping(totals[self._buffers.present]):
             for chunk in optimizer.chunks:
                 if factor is None:
                     sums.write(chunk.piece, weight, chunk.gradient, watch)

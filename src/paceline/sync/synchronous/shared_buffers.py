@@ -10,7 +10,7 @@ from paceline.sync.interface import StepHead
 
 SQUARES, REJECTED, FIELDS = range(StepHead.SIZE, StepHead.SIZE + 3)
 """What follows a `StepHead` in a rank's head: the squared norm of its slices, whether its gradient
-was rejected; then, for each parameter, whether there is a gradient."""
+was rejected; then, for each parameter, whether there is a gradient, and for each rank its speed."""
 
 _WATCHED = 256
 
@@ -19,15 +19,19 @@ class SharedBuffers:
     """The node's memory: parameters, optimizer state, and each rank's gradients and head."""
 
     def __init__(self, world: World, layout: Layout, ranks: int, slots: list[str]) -> None:
+        self.present = slice(FIELDS, FIELDS + len(layout.entries))
+        """Where a head says which parameters have a gradient."""
+        self.speeds = slice(self.present.stop, self.present.stop + world.size)
+        """Where it says how fast the rank is, each at its own place."""
         line = ALIGNMENT_BYTES // layout.dtype.itemsize
         stride = -(-layout.size // line) * line
-        fields = -(-(FIELDS + len(layout.entries)) // 8) * 8
+        fields = -(-self.speeds.stop // 8) * 8
         heads, ready = (ranks + 1) * fields * 8, ranks * ALIGNMENT_BYTES
         vectors = 1 + len(slots) + ranks
         nbytes = heads + ready + vectors * stride * layout.dtype.itemsize
         self._memory = world.node_memory(nbytes, locks=0)
         rows = self._memory.bytes[:heads].view(np.float64).reshape(ranks + 1, fields)
-        rows = rows[:, : FIELDS + len(layout.entries)]
+        rows = rows[:, : self.speeds.stop]
         self.heads: Vector = rows[:ranks]
         self.head_sum: Vector = rows[ranks]
         """The sum of all heads, for ranks that take no part in summing."""

@@ -10,6 +10,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Literal, TypedDict
 
+from paceline.observe import TimeSplit
+from paceline.observe.waiting import RunFacts, Waiting, split_waiting
+
 
 class Mark(TypedDict):
     """A line that a rank has written (see `observe/trial.py`)."""
@@ -23,6 +26,7 @@ class Mark(TypedDict):
     shared_bytes: int
     workers: int
     unit: str
+    facts: dict[str, bool]
 
 
 Count = Literal["seconds", "samples", "steps", "wait_s", "spent_s"]
@@ -60,6 +64,10 @@ class Estimate:
     shared_bytes: int = 0
     missing: int = 0
     """Ranks that could not write here, assumed to be like the others."""
+    waits: Waiting | None = None
+    """Why ranks wait; None if some ranks are missing."""
+    facts: RunFacts | None = None
+    """What advice depends on."""
 
 
 def read_marks(folder: Path) -> dict[int, list[Mark]]:
@@ -80,7 +88,8 @@ def estimate(marks: Marks, ranks: int, warm_up_s: float = 0.0) -> Estimate | Non
 
     None while a rank has no step to measure.
     """
-    spans = [_warm(lines, warm_up_s) for lines in marks.values() if lines]
+    by_rank = {rank: _warm(lines, warm_up_s) for rank, lines in marks.items() if lines}
+    spans = list(by_rank.values())
     if not spans or any(len(span) < 2 for span in spans):
         return None
     ends = [(span[0], span[-1]) for span in spans]
@@ -91,19 +100,24 @@ def estimate(marks: Marks, ranks: int, warm_up_s: float = 0.0) -> Estimate | Non
     peaks = [last["peak_bytes"] for _, last in ends]
     shared = min(max(last["shared_bytes"] for _, last in ends), min(peaks))
     longest = max(spans, key=len)
+    steps = int(min(_gain(end, "steps") for end in ends))
+    missing = max(0, workers - len(spans))
+    times = {rank: _time((span[0], span[-1])) for rank, span in by_rank.items()}
     return Estimate(
         unit=spans[0][-1]["unit"],
         rate=scale * sum(rates),
         error=_relative_error(longest),
         waiting=sum(_gain(end, "wait_s") for end in ends) / spent if spent else None,
         batch=scale * sum(_gain(end, "samples") / _gain(end, "steps") for end in ends),
-        steps=int(min(_gain(end, "steps") for end in ends)),
+        steps=steps,
         seconds=max(_gain(end, "seconds") for end in ends),
         windows=len(longest) - 1,
         rank_bytes=max(peaks),
         total_bytes=round(ranks * fmean(peak - shared for peak in peaks)) + shared,
         shared_bytes=shared,
-        missing=max(0, workers - len(spans)),
+        missing=missing,
+        waits=split_waiting(times, steps) if not missing else None,
+        facts=RunFacts(**spans[0][-1]["facts"]),
     )
 
 
@@ -117,6 +131,11 @@ def _warm(lines: Sequence[Mark], warm_up_s: float) -> list[Mark]:
 def _gain(ends: tuple[Mark, Mark], name: Count) -> float:
     first, last = ends
     return float(last[name] - first[name])
+
+
+def _time(ends: tuple[Mark, Mark]) -> TimeSplit:
+    wait_s = _gain(ends, "wait_s")
+    return TimeSplit(compute=_gain(ends, "spent_s") - wait_s, wait=wait_s)
 
 
 def _relative_error(lines: Iterable[Mark]) -> float:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.observe.text_table import render_text_table
+from paceline.observe.waiting import WORTH_SAYING, advise
 from paceline.tools.tune.command import TrialCommand
 from paceline.tools.tune.search import best_of
 from paceline.tools.tune.trial import Outcome
 
-_HEAD = ("ranks", "threads", "batch", "{unit}/s", "speed-up", "waiting", "memory/rank", "in all")
+_HEAD = (
+    *("ranks", "threads", "batch", "{unit}/s", "speed-up"),
+    *("waiting", "uneven", "memory/rank", "in all"),
+)
 _LONGEST_NOTE = 90
+_ADVICE_WIDTH = 100
 _NONE = "-"
 _NOTES = {
     "samples": "batch: samples in a step of all ranks. It grows with their number, so a run takes "
@@ -23,6 +29,10 @@ _NOTES = {
     "runs": "runs: the whole script was timed, start-up included, since it reports no steps; train "
     "by keep_pace or Trainer\n      for a shorter and better measurement.",
 }
+_UNEVEN = (
+    "uneven: the part of the waiting that is now for one rank, now for another; the rest is for a "
+    "rank that is slower."
+)
 
 
 def render_table(outcomes: Sequence[Outcome]) -> str:
@@ -47,7 +57,27 @@ def render_notes(outcomes: Sequence[Outcome]) -> str:
             f"{missing} ranks on other nodes could not write to this one's temporary folder and "
             "are assumed to be like the others; set TMPDIR to a shared folder to count them."
         )
+    if any(e.waits is not None and e.waits.share >= WORTH_SAYING for e in found):
+        notes.append(_UNEVEN)
     return "".join(f"{note}\n" for note in notes)
+
+
+def advise_on_best(outcomes: Sequence[Outcome], cores: int) -> str | None:
+    """What would make the best setting faster; None if its ranks hardly wait."""
+    best = best_of(outcomes)
+    found = best.estimate if best is not None else None
+    if best is None or found is None or found.facts is None:
+        return None
+    facts = dataclasses.replace(found.facts, crowded=best.setting.ranks > cores)
+    return advise(found.waits, facts, tuned=True)
+
+
+def render_advice(outcomes: Sequence[Outcome], cores: int) -> str:
+    """The same as a paragraph; empty if there is none."""
+    lines = textwrap.wrap(
+        advise_on_best(outcomes, cores) or "", _ADVICE_WIDTH, break_on_hyphens=False
+    )
+    return "".join(f"{line}\n" for line in ["", *lines]) if lines else ""
 
 
 def plain(outcomes: Sequence[Outcome], command: TrialCommand, cores: int) -> dict[str, object]:
@@ -58,6 +88,7 @@ def plain(outcomes: Sequence[Outcome], command: TrialCommand, cores: int) -> dic
         "trials": [dataclasses.asdict(outcome) for outcome in outcomes],
         "best": dataclasses.asdict(best.setting) if best is not None else None,
         "command": command.shown(best.setting) if best is not None else None,
+        "advice": advise_on_best(outcomes, cores),
     }
 
 
@@ -97,10 +128,15 @@ def _cells(outcome: Outcome, first: float | None) -> list[str]:
         _NONE if found.batch is None else f"{found.batch:,.4g}",
         f"{found.rate:,.0f}" if found.rate >= 100 else f"{found.rate:.3g}",
         _NONE if not first else f"{found.rate / first:.2f}",
-        _NONE if found.waiting is None else f"{100 * found.waiting:.0f} %",
+        _format_share(found.waiting),
+        _format_share(None if found.waits is None else found.waits.uneven),
         format_bytes(found.rank_bytes),
         format_bytes(found.total_bytes),
     ]
+
+
+def _format_share(share: float | None) -> str:
+    return _NONE if share is None else f"{100 * share:.0f} %"
 
 
 def format_bytes(count: int | None) -> str:

@@ -18,8 +18,10 @@ from paceline.comm.rank0 import on_rank0
 from paceline.config.stopping import parse_target
 from paceline.core.trees import Tree
 from paceline.core.vectors import checksum
+from paceline.data.padding import Pad
 from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
 from paceline.observe import EpochRecord, TimeSplit
+from paceline.observe.trial import note_facts
 from paceline.runtime.stop_requests import REQUEUE
 from paceline.sync.make import with_common_weights
 from paceline.training.callbacks import Logs
@@ -27,6 +29,7 @@ from paceline.training.loop.divergence import Divergence
 from paceline.training.loop.state import RunState
 from paceline.training.loop.stopping import Stopping
 from paceline.training.loop.validation import validate
+from paceline.training.loop.waiting import describe_run, judge_waiting
 from paceline.training.loop.worker import StepHook, Worker
 from paceline.training.resume.snapshot import snapshot_common, snapshot_rank
 
@@ -48,6 +51,7 @@ class TrainingRun(ABC):
         self.notify = state.callbacks.notify
         self.stopping = Stopping(self.config.stop)
         self.divergence = Divergence()
+        note_facts(describe_run(state))
 
     @abstractmethod
     def train(self) -> str | None:
@@ -63,13 +67,15 @@ class TrainingRun(ABC):
 
     def common_parts(self) -> dict[str, Saved]:
         """What is saved once, by rank 0, under these names."""
-        return {
+        parts: dict[str, Saved] = {
             "clock": self.clock,
             "history": self.history,
             "stopping": self.stopping,
             "divergence": self.divergence,
             "run": self,
         }
+        balancer = self.state.data.balancer
+        return parts | ({"balance": balancer} if balancer and balancer.learns else {})
 
     def open_checkpoint(self) -> OpenCheckpoint:
         """Rank 0 begins one."""
@@ -237,9 +243,23 @@ class TrainingRun(ABC):
         except OutputError as error:
             _log.warning("%s", error)
 
+    def _report_padding(self) -> None:
+        """How much of the training batches was padding, if samples were padded."""
+        collate = getattr(self.state.data.train, "collate", None)
+        if not isinstance(collate, Pad):
+            return
+        counts = np.array([collate.padding, collate.elements], float)
+        self.world.all_reduce(counts)
+        share = float(counts[0] / counts[1]) if counts[1] else 0.0
+        self.state.summary["padding"] = share
+        if share:
+            self.progress.message(f"padding: {100 * share:.1f} % of the training batches")
+
     def end(self, reason: str | None) -> None:
         """Say why the run ended early, if it did, and that it has ended."""
         self.state.summary["warning"] = self.world.bcast_value(self.divergence.warning)
+        judge_waiting(self.state)
+        self._report_padding()
         if reason:
             self.progress.message(f"stopped after epoch {len(self.history)}: {reason}")
         self.notify("on_train_end")

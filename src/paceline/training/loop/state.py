@@ -10,14 +10,16 @@ from paceline.checkpoint.saver import Saver
 from paceline.comm import World
 from paceline.config.run import RunConfig
 from paceline.core.trees import Tree
+from paceline.core.vectors import Vector
 from paceline.data import Source, Stream
-from paceline.data.sampling.split import Balance
 from paceline.frameworks import Replica
 from paceline.observe import EventLog, History, Progress, Stopwatch
 from paceline.runtime.stop_requests import StopRequests
 from paceline.sync.interface import Exchange
+from paceline.training.balance import Balancer
 from paceline.training.callbacks import CallbackList
 from paceline.training.loop.clock import Clock
+from paceline.training.loop.dealing import Dealer
 
 
 class Datasets(NamedTuple):
@@ -25,8 +27,12 @@ class Datasets(NamedTuple):
 
     train: Source | Stream
     validation: Source | Stream | None
-    balance: Balance | None = None
-    """Costs of the training samples, if they say who gets which."""
+    balancer: Balancer | None = None
+    """What training samples are split by, if not by their number."""
+    weights: Vector | None = None
+    """What each training sample counts in the mean of gradients, if not all count alike."""
+    usual_batch: int | None = None
+    """Samples of a batch on average, where its cost is given and not their number."""
 
 
 class RunOutputs(NamedTuple):
@@ -56,6 +62,8 @@ class RunState:
     """Facts that a resumed run must match."""
     numbered_for: int
     """For how many workers the batches of an asynchronous run are numbered."""
+    dealer: Dealer | None = None
+    """For data.deal=dynamic."""
     watch: Stopwatch = field(default_factory=Stopwatch)
     summary: Tree = field(default_factory=dict)
     """Facts for the summary of the run."""
@@ -65,4 +73,10 @@ class RunState:
     @property
     def batch_size(self) -> int:
         """Samples of one rank in a step."""
-        return self.config.data.batch_size * self.config.accumulate
+        return (self.data.usual_batch or self.config.data.batch_size) * self.config.accumulate
+
+    @property
+    def full_weight(self) -> float:
+        """The weight of a full batch of one rank: it counts as 1."""
+        weights = self.data.weights
+        return self.batch_size * (1.0 if weights is None else float(weights.mean()))

@@ -77,6 +77,8 @@ class Stepper:
         """Whether the last contribution was refused here: its loss does not count."""
         self.stop_heard = False
         """Whether some rank has asked to stop."""
+        self.compute_s = 0.0
+        """Seconds that this rank computed before its last exchange of gradients."""
         self._mine = Contribution()
         self._outcome: StepOutcome | None = None
 
@@ -153,7 +155,7 @@ class Stepper:
         return self.watch.laps, self.steps
 
     def _exchange_gradients(self, mine: Contribution) -> StepOutcome | None:
-        self.watch.lap("compute")
+        self.compute_s = self.watch.lap("compute")
         self._mine = mine
         self._outcome = outcome = self._exchange.before_step(mine, self.watch)
         if outcome is not None and outcome.stop:

@@ -15,19 +15,19 @@ from paceline.core.trees import Tree
 from paceline.data import (
     Batch,
     EpochRemainder,
-    Shard,
-    Source,
-    Stream,
     granted_batches,
-    training_batches,
 )
 from paceline.data.sampling.epochs import PREFETCH_DEPTH
-from paceline.data.sampling.split import EpochSplit, split_epoch
+from paceline.data.sampling.split import EpochSplit
+from paceline.frameworks.replica import scale_gradients
 from paceline.observe import TimeSplit
 from paceline.observe.trial import open_trial
 from paceline.sync.asynchronous.base import AsynchronousExchange
-from paceline.sync.interface import StepOutcome
+from paceline.sync.interface import Contribution, StepOutcome
 from paceline.sync.replicas import check_equal
+from paceline.training.balance import Balancer
+from paceline.training.loop.dealing import DealtBatch
+from paceline.training.loop.feed import open_feed, split_run
 from paceline.training.loop.position import EpochPosition
 from paceline.training.loop.state import RunState
 from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
@@ -37,26 +37,6 @@ StepHook = Callable[[float | None, int], None]
 
 _LONGEST_LOT = 16
 """Batches that a worker may have in hand at most; a slow one would keep others waiting."""
-
-
-class _Feed:
-    """A rank's batches, and whether more will come.
-
-    Batches are made lazily where their number is known, so that random draws happen after a
-    checkpoint, not before.
-    """
-
-    def __init__(self, batches: Iterator[Batch], left: int | None) -> None:
-        self._batches, self._left = batches, left
-        self._ahead = next(batches, None) if left is None else None
-
-    def take(self) -> tuple[Batch | None, bool]:
-        if self._left is not None:
-            self._left -= 1
-            return next(self._batches, None), self._left > 0
-        batch = self._ahead
-        self._ahead = next(self._batches, None) if batch is not None else None
-        return batch, self._ahead is not None
 
 
 class Worker:
@@ -80,6 +60,8 @@ class Worker:
         """Samples of the world since the last exchange, as far as this worker can know."""
         self.unreported_samples = 0
         """How many more there were when all ranks came together only to save."""
+        self._weights, self._full_weight = state.data.weights, state.full_weight
+        self._balancer = state.data.balancer
         self._bytes_recorded = 0
         self._trial = open_trial(state.world.rank, len(state.exchange.workers))
         limits = StepLimits(state.config.max_rejected, state.config.clip_norm)
@@ -90,10 +72,15 @@ class Worker:
 
     def begin_epoch(self) -> None:
         """At its first sample."""
+        if self._state.dealer is not None:
+            self._state.dealer.end_epoch()
         self.position = EpochPosition(EpochRemainder(self.world.size, self._state.batch_size))
 
     def snapshot(self) -> Tree:
         """What only this worker knows."""
+        dealer = self._state.dealer
+        if dealer is not None and not dealer.by_steps:
+            self.position.taken = dealer.taken()
         return {
             "counts": self.clock.counts(),
             "position": self.position.snapshot(),
@@ -115,7 +102,7 @@ class Worker:
         """Train the rest of the epoch; the mean training loss over all samples of the world, None
         if all were rejected."""
         position = self.position
-        feed = self._feed(self._state.data.train)
+        feed = open_feed(self._state, position)
         began = self.watch.start()
         outcome = self._go_on(self.exchange.run_deferred(self.watch))
         while not _is_over(outcome):
@@ -134,6 +121,8 @@ class Worker:
         totals = np.array([position.loss_sum, position.samples_without_loss])
         self.world.all_reduce(totals)
         self.watch.lap("communication")
+        if self._balancer is not None:
+            self._balancer.learn()
         loss_sum, samples_without_loss = totals.tolist()
         counted = self.clock.samples_in_epoch - samples_without_loss
         return loss_sum / counted if counted > 0 else None
@@ -196,6 +185,7 @@ class Worker:
             self._state.data.train,
             exchange.grants,
             workers=self._state.numbered_for,
+            balance=None if self._balancer is None else self._balancer.balance,
             batch_size=self._state.batch_size,
             seed=self.config.seed,
             shuffle=data.shuffle,
@@ -203,7 +193,7 @@ class Worker:
             loaders=data.loaders,
         )
 
-    def _count(self, batch: Batch | None, outcome: StepOutcome | None) -> int:
+    def _count(self, batch: Batch | DealtBatch | None, outcome: StepOutcome | None) -> int:
         """Advance the clock by what the world took in this step.
 
         Between two exchanges no rank knows, and all are assumed to be as fast as this one; the next
@@ -221,7 +211,7 @@ class Worker:
         self.clock.advance(samples)
         return samples
 
-    def _record(self, began: float, loss: float | None, batch: Batch | None) -> float:
+    def _record(self, began: float, loss: float | None, batch: Batch | DealtBatch | None) -> float:
         """Write the step's event; the time at which the next one begins."""
         self.watch.lap("compute")
         now = perf_counter()
@@ -243,57 +233,53 @@ class Worker:
         before, self._bytes_recorded = self._bytes_recorded, self.exchange.bytes_sent
         return self._bytes_recorded - before
 
-    def _feed(self, source: Source | Stream) -> _Feed:
-        """The batches of the epoch that this worker has not had."""
-        data, position = self.config.data, self.position
-        if position.ended:
-            return _Feed(iter(()), 0)
-        split = None if isinstance(source, Stream) else self.split_epoch(position.remainder)
-        batches = training_batches(
-            source,
-            shard=Shard(self.world.rank, self.world.size),
-            batch_size=position.remainder.batch_size,
-            seed=self.config.seed,
-            epoch=self.clock.epoch,
-            shuffle=data.shuffle,
-            remainder=position.remainder,
-            split=split,
-            taken=position.taken,
-            prefetch=data.prefetch,
-            loaders=data.loaders,
-        )
-        left = None if split is None else split.batches(self.world.rank) - position.taken
-        return _Feed(batches, left)
-
     def split_epoch(self, remainder: EpochRemainder) -> EpochSplit:
         """Which samples each rank takes of what is left of the epoch that runs."""
-        data, config = self._state.data, self.config
-        assert not isinstance(data.train, Stream)
-        return split_epoch(
-            data.train,
-            remainder,
-            data.balance,
-            seed=config.seed,
-            epoch=self.clock.epoch,
-            shuffle=config.data.shuffle,
-        )
+        return split_run(self._state, remainder)
 
-    def _step(self, batch: Batch | None, more: bool) -> tuple[float | None, StepOutcome | None]:
+    def _step(
+        self, batch: Batch | DealtBatch | None, more: bool
+    ) -> tuple[float | None, StepOutcome | None]:
         """One step of this rank; its loss, None if the batch was refused or there was none."""
         config = self.config
         if config.schedule.moves:
             factor = config.schedule.factor(self.clock.epochs, config.epochs)
             self.replica.scale_learning_rate(factor)
+        loss = self._gradients(batch)
         samples = batch.samples if batch is not None else 0
-        weight = samples / self._state.batch_size
-        loss = self._gradients(batch, weight)
         if loss is None:
             mine = self.stepper.contribution(samples, 0.0, more)
         else:
-            mine = self.stepper.contribution(samples, weight, more, loss * samples)
+            mine = self.stepper.contribution(samples, self._weight_of(batch), more, loss * samples)
         where = batch.where if batch is not None else lambda: "no samples"
-        outcome = self.stepper.step(mine, where)
+        if self._balancer is None:
+            outcome = self.stepper.step(mine, where)
+        else:
+            outcome = self._step_and_learn(self._balancer, mine, where, batch)
         return None if self.stepper.refused else loss, outcome
+
+    def _step_and_learn(
+        self,
+        balancer: Balancer,
+        mine: Contribution,
+        where: Callable[[], str],
+        batch: Batch | DealtBatch | None,
+    ) -> StepOutcome | None:
+        """The same, and what it teaches about samples and ranks."""
+        if batch is not None and batch.indices is not None:
+            balancer.hand_out(batch.indices)
+        outcome = self.stepper.step(mine._replace(speed=balancer.speed), where)
+        speeds = None if outcome is None else outcome.speeds
+        balancer.note_step(self.stepper.compute_s, speeds)
+        return outcome
+
+    def _weight_of(self, batch: Batch | DealtBatch | None) -> float:
+        """What it counts in the mean of gradients; a full batch counts as 1."""
+        if batch is None:
+            return 0.0
+        if self._weights is None:
+            return batch.samples / self._full_weight
+        return float(self._weights[batch.indices].sum()) / self._full_weight
 
     def _wishes(self) -> StepWishes:
         save = self._saver is not None and self._saver.is_due(self.clock.step + 1)
@@ -309,9 +295,30 @@ class Worker:
         most = batch.samples if size == 1 else max(1, batch.samples // 2)
         return batch.split(min(-(-batch.samples // size), most))
 
-    def _gradients(self, batch: Batch | None, weight_in_step: float) -> float | None:
+    def _dealt_gradients(self, batch: DealtBatch) -> float | None:
+        """The same of as many micro-batches as this rank gets to."""
+        loss = total = 0.0
+        self.replica.clear_gradients()
+        for micro_batch in batch:
+            weight = self._weight_of(micro_batch)
+            if not weight:
+                continue
+            its_loss = self.replica.gradients(micro_batch, weight=weight, add=total > 0)
+            if not math.isfinite(its_loss):
+                self.stepper.reject(f"the loss is {its_loss}", micro_batch.where)
+                return None
+            loss, total = loss + weight * its_loss, total + weight
+        if not total:
+            return None
+        scale_gradients(self.replica, 1 / total)
+        return loss / total
+
+    def _gradients(self, batch: Batch | DealtBatch | None) -> float | None:
         """This rank's mean loss, its gradients left in the replica; None if there are none."""
-        if batch is None:
+        if isinstance(batch, DealtBatch):
+            return self._dealt_gradients(batch)
+        weight_in_step = self._weight_of(batch)
+        if batch is None or not weight_in_step:
             self.replica.clear_gradients()
             return None
         loss = 0.0
@@ -319,7 +326,7 @@ class Worker:
         for index, micro_batch in enumerate(micro_batches):
             if index == len(micro_batches) - 1:
                 self.exchange.last_backward(weight_in_step)
-            weight = micro_batch.samples / batch.samples
+            weight = self._weight_of(micro_batch) / weight_in_step
             its_loss = self.replica.gradients(micro_batch, weight=weight, add=index > 0)
             if not math.isfinite(its_loss):
                 self.stepper.reject(f"the loss is {its_loss}", micro_batch.where)

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from paceline.data import ArraySource, EpochRemainder, Shard, training_batches
 from paceline.data.sampling.balance import choose_bucketing, plan_balanced, split_step
-from paceline.data.sampling.shards import plan_steps
-from paceline.data.sampling.split import Balance, rest_of, split_epoch
+from paceline.data.sampling.shards import epoch_order, plan_steps, smallest_step
+from paceline.data.sampling.split import Balance, SpeedTable, rest_of, split_epoch
 from paceline.errors import CheckpointError, ConfigError
 
 any_cost = st.one_of(st.just(0.0), st.floats(0, 1e6), st.sampled_from([1.0, 1e9]))
@@ -185,3 +185,69 @@ def test_a_bucketing_that_cannot_be_and_ranks_that_do_not_fit_are_refused():
     split = split_epoch(ArraySource(np.arange(9)), EpochRemainder(3, 1), Balance(np.ones(9)))
     with pytest.raises(CheckpointError, match=r"2 ranks took batches .* split among 3"):
         rest_of(split, [1, 1])
+
+
+@given(
+    costs=st.lists(st.floats(1, 6), min_size=40, max_size=120),
+    speeds=st.lists(st.sampled_from([0.5, 1.0, 1.0, 2.0, 4.0]), min_size=2, max_size=4),
+)
+def test_a_slower_rank_gets_less_in_proportion(costs, speeds):
+    costs, speeds = np.array(costs), np.array(speeds)
+    found = np.bincount(split_step(costs, len(speeds), speeds), costs, len(speeds)) / speeds
+    ideal = costs.sum() / speeds.sum()
+    assert found.max() <= ideal + 2 * costs.max() / speeds.min()
+    if len(costs) >= 20 * len(speeds):
+        assert found.max() <= 1.3 * ideal
+
+
+def test_speeds_count_from_the_step_that_all_have_yet_to_prepare():
+    table = SpeedTable(ahead=3)
+    assert table.at(0) is None
+    table.note(4, np.array([2.0, 1.0]))
+    assert table.at(6) is None
+    assert table.at(7).tolist() == pytest.approx([4 / 3, 2 / 3])
+    table.note(5, np.array([2.02, 1.0]))  # no change worth speaking of
+    table.note(6, np.array([1.0, 1.0]))
+    assert table.at(8)[0] > 1
+    assert table.at(9).tolist() == [1.0, 1.0]
+    table.begin_epoch()
+    assert table.at(0).tolist() == [1.0, 1.0]
+
+
+@given(
+    samples=st.integers(6, 120),
+    size=st.integers(1, 4),
+    budget=st.floats(5, 400),
+    shuffle=st.booleans(),
+    bucketing=st.sampled_from([None, 0.0, 1.0]),
+)
+def test_a_budget_says_what_a_step_costs(samples, size, budget, shuffle, bucketing):
+    costs = sentences(samples)
+    source, balance = ArraySource(np.arange(samples)), Balance(costs, bucketing, budget)
+    whole = EpochRemainder(size, balance.usual_batch_size())
+    split = split_epoch(source, whole, balance, seed=1, epoch=0, shuffle=shuffle)
+    order = np.arange(samples) if not shuffle else epoch_order(samples, 1, 0)
+    seen, too_much, fewest = [], 0, smallest_step(size, balance.usual_batch_size())
+    for step in range(len(split)):
+        shares = [order[split.share(step, rank)] for rank in range(size)]
+        members = np.concatenate(shares)
+        seen += members.tolist()
+        assert min(map(len, shares)) >= 1
+        above = costs[members].sum() > budget * size * (1 + 1e-6)
+        too_much += above and len(members) > fewest
+    assert sorted(seen) == list(range(samples))
+    assert too_much <= 1  # what is left over at the end joins a step
+
+
+def test_a_budget_fills_steps():
+    costs = sentences(4000)
+    balance = Balance(costs, budget=400.0)
+    whole = EpochRemainder(4, balance.usual_batch_size())
+    split = split_epoch(ArraySource(np.arange(4000)), whole, balance, shuffle=False)
+    loads = np.array(
+        [[costs[split.share(step, rank)].sum() for rank in range(4)] for step in range(len(split))]
+    )
+    assert np.median(loads) == pytest.approx(400, rel=0.05)
+    assert loads.max() <= 1.05 * 400
+    with pytest.raises(ConfigError, match="tokens_per_batch is 0"):
+        Balance(costs, budget=0.0)

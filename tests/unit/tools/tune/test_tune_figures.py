@@ -4,13 +4,14 @@ import json
 
 import pytest
 
+from paceline.observe.waiting import RunFacts
 from paceline.tools.tune.figures import estimate, read_marks
 
 
 def line(seconds, samples, steps, **more):
     usual = {"wait_s": 0.0, "spent_s": seconds, "peak_bytes": 300, "shared_bytes": 100}
     return {"seconds": seconds, "samples": samples, "steps": steps, "workers": 2} | (
-        usual | {"unit": "samples"} | more
+        usual | {"unit": "samples", "facts": {"own_loop": True}} | more
     )
 
 
@@ -46,12 +47,27 @@ def test_there_is_no_estimate_before_every_rank_has_steps():
     assert estimate({0: course(100), 1: course(100, count=2)}, 2) is None
 
 
-def test_waiting_is_the_share_of_all_ranks():
-    def waits(share):
-        return [one | {"wait_s": share * one["spent_s"]} for one in course(10)]
+def waits(share, **more):
+    """The course of a rank that waits for this share of its time."""
+    return [one | {"wait_s": share * one["spent_s"]} for one in course(10, **more)]
 
+
+def test_waiting_is_the_share_of_all_ranks():
     found = estimate({0: waits(0.5), 1: waits(0.1)}, 2)
     assert found.waiting == pytest.approx(0.3)
+
+
+def test_waiting_is_split_into_uneven_work_and_a_slow_rank():
+    found = estimate({0: waits(0.5), 3: waits(0.01)}, 2)
+    assert found.waits.uneven == pytest.approx(0.01)
+    assert found.waits.slow == pytest.approx(0.245)
+    assert found.waits.slowest_rank == 3
+    assert (found.waits.seconds, found.waits.steps) == (found.seconds, found.steps) == (3.5, 35)
+    assert found.facts == RunFacts(own_loop=True)
+
+
+def test_waiting_is_not_split_where_the_slow_rank_may_be_one_that_is_missing():
+    assert estimate({0: waits(0.5, workers=3), 1: waits(0.5, workers=3)}, 3).waits is None
 
 
 def test_what_ranks_share_counts_once():

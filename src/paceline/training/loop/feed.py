@@ -1,0 +1,88 @@
+"""The batches that a worker gets in an epoch: planned in advance, or dealt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypedDict
+
+from paceline.data import Batch, EpochRemainder, Shard, Stream, training_batches
+from paceline.data.sampling.dealing import DealtSplit
+from paceline.data.sampling.split import EpochSplit, split_epoch
+from paceline.training.loop.dealing import DealtBatch
+from paceline.training.loop.position import EpochPosition
+from paceline.training.loop.state import RunState
+
+_NOT_KNOWN = 1 << 62
+"""Batches that may come, where another rank may take them."""
+
+
+class EpochOrder(TypedDict):
+    """What the order of an epoch is drawn from."""
+
+    seed: int
+    epoch: int
+    shuffle: bool
+
+
+class Feed:
+    """A rank's batches, and whether more will come.
+
+    Batches are made lazily where their number is known, so that random draws happen after a
+    checkpoint, not before.
+    """
+
+    def __init__(self, batches: Iterator[Batch | DealtBatch], left: int | None) -> None:
+        self._batches, self._left = batches, left
+        self._ahead = next(batches, None) if left is None else None
+
+    def take(self) -> tuple[Batch | DealtBatch | None, bool]:
+        if self._left is not None:
+            self._left -= 1
+            batch = next(self._batches, None)
+            return batch, batch is not None and self._left > 0
+        batch = self._ahead
+        self._ahead = next(self._batches, None) if batch is not None else None
+        return batch, self._ahead is not None
+
+
+def open_feed(state: RunState, position: EpochPosition) -> Feed:
+    """The batches of the epoch that this worker has not had."""
+    data, source, taken = state.config.data, state.data.train, position.taken
+    if state.data.balancer is not None:
+        state.data.balancer.begin_epoch(taken)
+    if position.ended:
+        return Feed(iter(()), 0)
+    split = None if isinstance(source, Stream) else split_run(state, position.remainder)
+    if isinstance(split, DealtSplit):
+        dealer = state.dealer
+        assert dealer is not None
+        dealer.begin_epoch(split, **order_of_run(state))
+        return Feed(dealer.batches(taken), len(split) - taken if dealer.by_steps else _NOT_KNOWN)
+    batches = training_batches(
+        source,
+        shard=Shard(state.world.rank, state.world.size),
+        batch_size=position.remainder.batch_size,
+        **order_of_run(state),
+        remainder=position.remainder,
+        split=split,
+        taken=taken,
+        prefetch=data.prefetch,
+        loaders=data.loaders,
+    )
+    return Feed(batches, None if split is None else split.batches(state.world.rank) - taken)
+
+
+def split_run(state: RunState, remainder: EpochRemainder) -> EpochSplit:
+    """Which samples each rank takes of what is left of the epoch that runs."""
+    data = state.data
+    assert not isinstance(data.train, Stream)
+    if state.dealer is not None:
+        return state.dealer.split(remainder, **order_of_run(state))
+    balance = None if data.balancer is None else data.balancer.balance
+    return split_epoch(data.train, remainder, balance, **order_of_run(state))
+
+
+def order_of_run(state: RunState) -> EpochOrder:
+    """That of the epoch that runs."""
+    config = state.config
+    return {"seed": config.seed, "epoch": state.clock.epoch, "shuffle": config.data.shuffle}

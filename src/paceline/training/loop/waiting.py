@@ -1,0 +1,68 @@
+"""How much the ranks of a Trainer's run waited for each other, and what would help."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+
+from paceline.core.nests import leaves
+from paceline.data import ArraySource, Source, Stream
+from paceline.observe.waiting import RunFacts, advise, split_waiting
+from paceline.runtime.resources import cores_of_node
+from paceline.sync.make import resolve
+from paceline.training.loop.state import RunState
+
+
+def describe_run(state: RunState) -> RunFacts:
+    """What advice for a run depends on, except for its cores."""
+    config, train, data = state.config, state.data.train, state.config.data
+    is_planned = not isinstance(train, Stream) and data.deal == "planned"
+    is_costed = data.cost is not None or data.tokens_per_batch is not None
+    kind = resolve(config.rule, config.exchange, state.world).exchange_kind
+    return RunFacts(
+        asynchronous=state.exchange.asynchronous,
+        same_shape=_is_dense(train),
+        can_cost=is_planned and not is_costed,
+        can_deal=is_planned,
+        can_measure_speeds=is_planned and data.speeds == "equal" and kind == "gradients",
+    )
+
+
+def judge_waiting(state: RunState) -> None:
+    """Add to the summary how much ranks waited since the run was started or resumed, and advice.
+
+    All ranks come here together, at the end.
+    """
+    world, summary, facts = state.world, state.summary, describe_run(state)
+    summary["waiting"] = summary["advice"] = None
+    if facts.asynchronous:
+        return
+    mine = state.watch.steady()
+    crowded = len(world.node_ranks) > cores_of_node(world)
+    everyone = world.allgather_values((mine, crowded, _is_busy(len(world.node_ranks))))
+    whole_s = sum(record.time.total for record in state.history)
+    steps = round(state.clock.step * min(1.0, mine.total / whole_s)) if whole_s > 0 else 0
+    waiting = split_waiting({rank: everyone[rank][0] for rank in state.exchange.workers}, steps)
+    if waiting is not None:
+        crowded, busy = (any(one[field] for one in everyone) for field in (1, 2))
+        facts = replace(facts, crowded=crowded, busy=busy)
+        summary["waiting"], summary["advice"] = waiting.summary(), advise(waiting, facts)
+
+
+def _is_busy(ranks: int) -> bool:
+    """Whether programs beside these ranks compete for this machine's CPUs."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):  # not on every system
+        return False
+    return load > 1 + 1.5 * max(ranks, os.cpu_count() or 1)
+
+
+def _is_dense(source: Source | Stream) -> bool:
+    """Whether its samples lie in arrays, so that all have the same shape."""
+    if not isinstance(source, ArraySource):
+        return False
+    arrays = (leaf for leaf in leaves(source.inputs) if isinstance(leaf, np.ndarray))
+    return not any(array.dtype.hasobject for array in arrays)
