@@ -44,6 +44,8 @@ def test_fit_keeps_pace(mpirun, tmp_path, backend):
     found = fit(mpirun, tmp_path, backend)
     check_gradients(found["bsp"])
     assert found["wrapper"]["apart"] < 1e-5
+    assert found["costs"]["apart"] < 1e-5
+    assert found["costs"]["counts"] > 1
     for name in RULES:
         check_rule(name, found[name])
     assert len(found["uneven bsp"]["logs"]["loss"]) == 2

@@ -52,7 +52,7 @@ class DataConfig(Section):
     """What a sample costs: ranks get equal costs in each step instead of equal counts (default:
     all samples cost the same).
 
-    See [data.md](data.md#samples-of-unequal-cost)."""
+    See [uneven.md](uneven.md#samples-of-unequal-cost)."""
     bucketing: float | None = Field(None, ge=0, le=1)
     """With `cost`: how far a step consists of samples of similar cost, from 0 (random)
     to 1 (sorted) (default: as far as equal costs need it)."""
@@ -67,7 +67,7 @@ class DataConfig(Section):
     """Who takes which samples: `planned` in advance, or `dynamic`: each rank takes the next ones
     when it is ready, for work that nobody can plan.
 
-    See [data.md](data.md#work-that-nobody-can-plan)."""
+    See [uneven.md](uneven.md#work-that-nobody-can-plan)."""
     micro_batch: int | None = Field(None, ge=1, le=MOST_SAMPLES)
     """With `bsp` and `deal` `dynamic`: samples that a rank takes at a time (default: an eighth of
     `batch_size`)."""
@@ -80,7 +80,7 @@ class DataConfig(Section):
     """How samples become a batch, where the data has samples of varying length (default: they are
     stacked).
 
-    See [data.md](data.md#samples-of-varying-length)."""
+    See [uneven.md](uneven.md#samples-of-varying-length)."""
     prefetch: int | None = Field(None, ge=0, le=MOST_READY)
     """Batches to prepare in the background (default: 2 per loader; 0 for arrays in memory)."""
     loaders: int = Field(1, ge=1, le=MOST_LOADERS)

@@ -13,7 +13,7 @@ from paceline.errors import ConfigError
 KINDS = ("exception", "sigkill", "sigstop", "exit", "nan", "disk-full", "delay", "drop")
 _FORM = (
     f"expected KIND:rank=R,step=S with a kind of {', '.join(KINDS)}; "
-    "delay also takes seconds=S, exit code=C"
+    "delay also takes seconds=S and steps=N, exit code=C"
 )
 
 
@@ -22,7 +22,7 @@ class Fault:
     """One fault that occurs once; see `Inject` for what each kind does.
 
     >>> Fault.parse("delay:rank=1,step=5,seconds=0.5")
-    Fault(kind='delay', rank=1, step=5, seconds=0.5, code=0)
+    Fault(kind='delay', rank=1, step=5, seconds=0.5, code=0, steps=1)
     """
 
     kind: str
@@ -34,6 +34,8 @@ class Fault:
     """How long a delay lasts."""
     code: int = 0
     """The exit code of an exit."""
+    steps: int = 1
+    """In how many steps a delay occurs, one after the other."""
 
     def __post_init__(self) -> None:
         wrong = list(self._wrong())
@@ -83,9 +85,11 @@ class Fault:
             yield f"seconds is {self.seconds}, expected 0 or more"
         if not 0 <= self.code <= 255:
             yield f"code is {self.code}, expected 0 to 255"
+        if self.steps < 1:
+            yield f"steps is {self.steps}, expected 1 or more"
 
 
-_READ = {"rank": int, "step": int, "seconds": float, "code": int}
+_READ = {"rank": int, "step": int, "seconds": float, "code": int, "steps": int}
 
 
 def _unknown(kind: str) -> str:

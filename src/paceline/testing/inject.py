@@ -41,7 +41,7 @@ class Inject(Callback):
     In the step:
 
     - `nan`: the loss of the batch is NaN;
-    - `delay` sleeps for `seconds` before the step;
+    - `delay` sleeps for `seconds` before the step, and before those that follow with `steps`;
     - `drop`: the first message that this rank sends in the step is lost. If it sends none (sums
       and barriers are MPI's, or in the node's memory), the rank falls silent after the step
       instead, as if its messages were lost.
@@ -56,7 +56,8 @@ class Inject(Callback):
 
     def on_batch_begin(self, trainer: Trainer, step: int) -> None:
         for fault in self._due(trainer, step, ("nan", "delay", "drop")):
-            _log.warning("injecting %s", fault)
+            if step == fault.step:
+                _log.warning("injecting %s", fault)
             if fault.kind == "nan":
                 _spoil_loss(trainer.replica)
             elif fault.kind == "delay":
@@ -75,7 +76,8 @@ class Inject(Callback):
 
     def _due(self, trainer: Trainer, step: int, kinds: tuple[str, ...]) -> list[Fault]:
         here = (fault for fault in self._faults if fault.rank == trainer.world.rank)
-        return [fault for fault in here if fault.step == step and fault.kind in kinds]
+        due = (f for f in here if f.step <= step < f.step + f.steps)
+        return [fault for fault in due if fault.kind in kinds]
 
 
 def _strike(fault: Fault) -> None:

@@ -15,7 +15,8 @@ from paceline.frameworks.registry import make_loop
 from paceline.frameworks.replica import Loop, scale_gradients
 from paceline.frameworks.threads import limit_threads
 from paceline.observe import Stopwatch, TimeSplit
-from paceline.observe.trial import open_trial
+from paceline.observe.trial import note_facts, open_trial
+from paceline.observe.waiting import RunFacts
 from paceline.rules import Rule, make_rule
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.resources import fair_threads
@@ -27,7 +28,7 @@ from paceline.sync.replicas import average_buffers, check_equal, start_equal
 from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_settings
 from paceline.training.balance import Balancer
 from paceline.training.loop.stepper import StepLimits, Stepper
-from paceline.training.session import ServedSamples, current_session, in_session
+from paceline.training.session import ServedSamples, Serving, current_session, in_session
 
 _log = logging.getLogger("paceline.training")
 
@@ -242,6 +243,7 @@ class Pace:
         if self._by is not served.by:
             self._by = served.by
             self._follow(served.how.balancer)
+            self._note_facts(served.how)
         if served.how.dealt:
             if weight:
                 assert self._unit_weight is not None, "each micro-batch has said its weight"
@@ -249,6 +251,20 @@ class Pace:
             self._unit_weight = None
         if new or served.how.dealt:  # else another step on the same batch
             self._usual = Contribution(new, weight / served.how.full, more=True)
+
+    def _note_facts(self, how: Serving) -> None:
+        """For `paceline tune`: what this loop could use against waiting, and does not."""
+        balancer, by_speed = how.balancer, self._rule.exchange_kind == "gradients"
+        follows = balancer is not None and balancer.follows_speeds
+        note_facts(
+            RunFacts(
+                own_loop=True,
+                asynchronous=self.asynchronous,
+                can_cost=balancer is None and not how.dealt,
+                can_deal=not how.dealt,
+                can_measure_speeds=by_speed and not how.dealt and not follows,
+            )
+        )
 
     def _follow(self, balancer: Balancer | None) -> None:
         """Let a shard know what steps take."""

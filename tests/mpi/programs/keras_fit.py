@@ -49,8 +49,9 @@ class Cases:
         self.model.optimizer.learning_rate = 0.02
         return self.model
 
-    def fit(self, model, callbacks, epochs=3, world=None, batch_size=BATCH, **options):
-        data = shard(self.x, self.y, batch_size=batch_size, world=world or self.world)
+    def fit(self, model, callbacks, epochs=3, world=None, batch_size=BATCH, cost=None, **options):
+        even = {} if cost is None else {"cost": cost, "bucketing": 0.0}
+        data = shard(self.x, self.y, batch_size=batch_size, world=world or self.world, **even)
         options = {"epochs": epochs, "verbose": 0, "shuffle": False, **options}
         return model.fit(data, callbacks=callbacks, **options).history
 
@@ -70,6 +71,15 @@ class Cases:
         hooked = {"apply"} & set(vars(model.optimizer)) or {"compute_loss"} & set(vars(model))
         apart = np.abs(weights_of(model) - weights_of(self.alone)).max()
         return self.outcome(model, logs, apart=float(apart), hooked=sorted(hooked))
+
+    def costs(self):
+        """The same, with other samples on each rank: equal costs, not equal counts."""
+        cost = np.random.default_rng(2).lognormal(3, 0.7, SAMPLES)
+        model = build(seed=5 + self.world.rank)
+        logs = self.fit(model, [KeepPace("bsp")], cost=cost)
+        apart = np.abs(weights_of(model) - weights_of(self.alone)).max()
+        counts = [len(batch[0]) for batch in shard(self.x, batch_size=BATCH, cost=cost)]
+        return self.outcome(model, logs, apart=float(apart), counts=len(set(counts)))
 
     def wrapper(self):
         """The optimizer that averages; the last step, of uneven batches, is left out."""
@@ -209,7 +219,7 @@ def try_some(cases):
 
 
 def try_the_rest(cases):
-    found = {"wrapper": cases.wrapper()}
+    found = {"wrapper": cases.wrapper(), "costs": cases.costs()}
     found |= {name: cases.rule(rule) for name, rule in RULES.items() if name != "average"}
     found["uneven average"] = cases.uneven(cases.anew(), "average")
     found["uneven bsp"] = cases.uneven(cases.alone, "bsp")

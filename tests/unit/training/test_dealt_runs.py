@@ -8,7 +8,8 @@ from support.line_problem import BATCH, SAMPLES, build, data, weights
 from paceline import Callback
 from paceline.comm import SoloWorld, run_world
 from paceline.data import ArraySource
-from paceline.errors import ConfigError, Interrupted
+from paceline.errors import ConfigError, DataError, Interrupted
+from paceline.testing import Fault, Inject
 from paceline.training.trainer import Trainer
 
 COSTS = np.random.default_rng(7).lognormal(3, 0.7, SAMPLES).round()
@@ -35,9 +36,12 @@ class Interrupting(Callback):
             trainer.interrupt()
 
 
-def run(folder, ranks, rule="bsp", interrupt_at=None, nodes=None, epochs=2, **settings):
+def run(
+    folder, ranks, rule="bsp", interrupt_at=None, nodes=None, epochs=2, callbacks=(), **settings
+):
     """Weights (None if it was interrupted), history, and what each rank took."""
-    callbacks = [] if interrupt_at is None else [Interrupting(interrupt_at)]
+    if interrupt_at is not None:
+        callbacks = [Interrupting(interrupt_at)]
 
     def program(world):
         if nodes == "each":
@@ -132,6 +136,51 @@ def test_samples_count_by_their_weight(tmp_path, dealt):
     (torch.from_numpy(counts) * (model(x) - y)[:, 0] ** 2).sum().div(counts.sum()).backward()
     torch.optim.SGD(model.parameters(), lr=0.02).step()
     np.testing.assert_allclose(found[0][0], weights(model), rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_that_becomes_slow_is_given_less_within_ten_steps(tmp_path):
+    """Judged by samples; the delay is a hundred times what a step takes."""
+    slow = Inject(Fault("delay", rank=1, step=8, seconds=0.04, steps=100))
+    settings = {"speeds": "measured", "batch_size": 4}
+    found = run(tmp_path, 2, callbacks=[slow], epochs=2, **settings)
+    fast, slow = ([len(batch) for batch in taken] for _, _, taken in found)
+    assert {a + b for a, b in zip(fast, slow, strict=True)} <= {8, 4}
+    assert slow[19] < fast[19]
+    assert fast[19] >= 6
+    assert samples_of(found) == sorted([*range(SAMPLES)] * 2)
+
+
+def test_samples_of_varying_length_are_collated(tmp_path):
+    """Padded by name, or by a function; the summary says how much of the batches was padding."""
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(size=(n, 3)).astype(np.float32), np.float32(n)) for n in (1, 4) * 12]
+
+    class Sum(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.line = torch.nn.Linear(3, 1)
+
+        def forward(self, x):
+            return self.line(x).sum(dim=(1, 2))
+
+    def shorten(samples):
+        inputs = np.stack([x[:1] for x, _ in samples])
+        return inputs, np.array([y for _, y in samples])
+
+    def fit(collate):
+        options = {"batch_size": 4, "shuffle": False, "collate": collate}
+        trainer = Trainer(
+            Sum, rows, world=SoloWorld(), epochs=1, loss="mse", data=options, progress="off",
+            run_dir=str(tmp_path / str(collate)[:4]),
+        )  # fmt: skip
+        return trainer.fit().summary
+
+    assert fit("pad")["padding"] == pytest.approx(3 / 8)
+    assert "padding" not in fit(shorten)
+    with pytest.raises(DataError, match="cannot be collated into a batch"):
+        fit(None)
+    with pytest.raises(ConfigError, match=r"data\.collate is 3, expected pad, file.py:function"):
+        fit(3)
 
 
 def test_a_budget_makes_steps_of_equal_cost(tmp_path):
