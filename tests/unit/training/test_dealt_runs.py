@@ -37,7 +37,15 @@ class Interrupting(Callback):
 
 
 def run(
-    folder, ranks, rule="bsp", interrupt_at=None, nodes=None, epochs=2, callbacks=(), **settings
+    folder,
+    ranks,
+    rule="bsp",
+    interrupt_at=None,
+    nodes=None,
+    epochs=2,
+    callbacks=(),
+    share=True,
+    **settings,
 ):
     """Weights (None if it was interrupted), history, and what each rank took."""
     if interrupt_at is not None:
@@ -50,7 +58,7 @@ def run(
         trainer = Trainer(
             build, Recorded(taken), world=world, rule=rule, epochs=epochs, loss="mse",
             progress="off", optimizer={"lr": 0.02, "momentum": 0.9}, resume="auto",
-            run_dir=str(folder), callbacks=callbacks,
+            run_dir=str(folder), callbacks=callbacks, exchange={} if share else {"share": False},
             data={"batch_size": BATCH, "prefetch": 0, **settings},
         )  # fmt: skip
         try:
@@ -138,11 +146,12 @@ def test_samples_count_by_their_weight(tmp_path, dealt):
     np.testing.assert_allclose(found[0][0], weights(model), rtol=1e-5, atol=1e-6)
 
 
-def test_a_rank_that_becomes_slow_is_given_less_within_ten_steps(tmp_path):
+@pytest.mark.parametrize("share", [True, False])
+def test_a_rank_that_becomes_slow_is_given_less_within_ten_steps(tmp_path, share):
     """Judged by samples; the delay is a hundred times what a step takes."""
     slow = Inject(Fault("delay", rank=1, step=8, seconds=0.04, steps=100))
     settings = {"speeds": "measured", "batch_size": 4}
-    found = run(tmp_path, 2, callbacks=[slow], epochs=2, **settings)
+    found = run(tmp_path, 2, callbacks=[slow], epochs=2, share=share, **settings)
     fast, slow = ([len(batch) for batch in taken] for _, _, taken in found)
     assert {a + b for a, b in zip(fast, slow, strict=True)} <= {8, 4}
     assert slow[19] < fast[19]

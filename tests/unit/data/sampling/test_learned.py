@@ -73,7 +73,7 @@ def test_a_pause_is_not_taken_for_work():
         model.note(np.array([7]), 3600.0)
         for number in range(SAMPLES):
             model.note(np.array([number]), costs[number])
-        assert error(model.fit(model.sums()), costs) < 0.3
+        assert error(model.fit(model.sums()), costs) < 0.02
 
 
 def test_coefficients_are_never_negative():
