@@ -56,6 +56,9 @@ class DataConfig(Section):
     bucketing: float | None = Field(None, ge=0, le=1)
     """With `cost`: how far a step consists of samples of similar cost, from 0 (random)
     to 1 (sorted) (default: as far as equal costs need it)."""
+    padded: bool | None = None
+    """With `cost`: whether batches are padded to their longest sample, so that each of its samples
+    costs as much (default: true if `collate` pads)."""
     tokens_per_batch: Annotated[float | None, Flag("--tokens-per-batch", "N")] = Field(None, gt=0)
     """The cost of a rank's batch, instead of `batch_size`; the cost is the length unless `cost`
     says otherwise."""

@@ -97,6 +97,7 @@ def shard(
     batch_size: int = 32,
     cost: object = None,
     bucketing: float | None = None,
+    padded: bool | None = None,
     collate: Collate | None = None,
     seed: int = 1,
     shuffle: bool = True,
@@ -113,5 +114,5 @@ def shard(
     if isinstance(cost, str) and cost == LEARNED:
         raise ConfigError('cost is "learned", which `fit` does not measure; give it as an array')
     data = x if y is None else (x, y)
-    settings = BalanceSettings(cost, bucketing)
+    settings = BalanceSettings(cost, bucketing, padded=padded)
     return ShardedBatches(data, batch_size, Order(seed, shuffle), settings, collate, world)

@@ -13,6 +13,7 @@ from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
 from paceline.data import Source, Stream
 from paceline.data.cost import LENGTH, read_numbers
+from paceline.data.padding import Pad
 from paceline.data.sampling.learned import CostModel, LengthModel, SampleModel
 from paceline.data.sampling.split import Balance, SpeedTable
 from paceline.errors import ConfigError, DataError
@@ -32,6 +33,7 @@ class BalanceSettings(NamedTuple):
     bucketing: float | None = None
     tokens_per_batch: float | None = None
     speeds: str = EQUAL
+    padded: bool | None = None
 
     @property
     def balances(self) -> bool:
@@ -120,14 +122,13 @@ def make_balancer(
     Rank 0 looks into the samples, which may take long, and broadcasts what they cost. Batches are
     prepared up to `ahead` steps in advance.
     """
-    cost, bucketing, tokens, speeds = settings
+    cost, bucketing, tokens, speeds, padded = settings
     if speeds not in (EQUAL, MEASURED):
         raise ConfigError(f"speeds is {speeds!r}, expected {EQUAL} or {MEASURED}")
     if not settings.balances:
-        if bucketing is not None:
-            raise ConfigError(
-                f"bucketing is {bucketing}, and there is no cost to sort by; set cost"
-            )
+        for name, value in (("bucketing", bucketing), ("padded", padded)):
+            if value is not None:
+                raise ConfigError(f"{name} is {value}, and there is no cost to split by; set cost")
         return None
     if isinstance(source, Stream):
         raise ConfigError(
@@ -136,13 +137,17 @@ def make_balancer(
         )
     if tokens is not None and cost is None:
         cost = LENGTH
-    costs, model = _read_costs(source, world, cost)
+    if padded is None:
+        padded = isinstance(getattr(source, "collate", None), Pad)
+    costs, model = _read_costs(source, world, cost, padded)
     table = SpeedTable(ahead + 2) if speeds == MEASURED else None
-    balance = Balance(costs, bucketing, tokens, table)
+    balance = Balance(costs, bucketing, tokens, padded, table)
     return Balancer(world, balance, model, learns_late=isinstance(model, SampleModel))
 
 
-def _read_costs(source: Source, world: World, cost: object) -> tuple[Vector, CostModel | None]:
+def _read_costs(
+    source: Source, world: World, cost: object, padded: bool
+) -> tuple[Vector, CostModel | None]:
     if cost is None:
         return np.ones(len(source)), None
     if not (isinstance(cost, str) and cost == LEARNED):
@@ -150,7 +155,7 @@ def _read_costs(source: Source, world: World, cost: object) -> tuple[Vector, Cos
     lengths = read_together(source, world, LENGTH, "cost", optional=True)
     if not lengths.any():
         return np.ones(len(source)), SampleModel(len(source))
-    return lengths, LengthModel(lengths)
+    return lengths, LengthModel(lengths, padded)
 
 
 def read_together(

@@ -164,6 +164,7 @@ def shard(
     bucketing: float | None = None,
     tokens_per_batch: float | None = None,
     speeds: str = "equal",
+    padded: bool | None = None,
     weight: object = None,
     collate: Collate | None = None,
     seed: int = 1,
@@ -184,7 +185,9 @@ def shard(
     the one with the longest samples. A step still has `batch_size` samples per rank on average, or
     with `tokens_per_batch` so much cost, and their gradients are averaged over all of them alike.
     `bucketing`, from 0 to 1, says how far a step consists of samples of similar cost; by default as
-    far as needed. With `speeds="measured"` a slower rank gets less.
+    far as needed. With `speeds="measured"` a slower rank gets less. `padded` says that batches are
+    padded to their longest sample, so that each of its samples costs as much; by default that is
+    so if `collate` is a `Pad`.
 
     `weight` (of the same kinds as `cost`) is what each sample counts in the mean of gradients, for
     a loss that is a mean over something else than samples: "length" for a mean over tokens.
@@ -195,6 +198,6 @@ def shard(
         world or init(),
         Order(seed, shuffle),
         Loading(prefetch, loaders, to),
-        BalanceSettings(cost, bucketing, tokens_per_batch, speeds),
+        BalanceSettings(cost, bucketing, tokens_per_batch, speeds, padded),
         weight,
     )

@@ -32,7 +32,9 @@ def open_run_data(config: RunConfig, world: World, cache: NodeCache | None) -> D
             "data.deal=dynamic takes samples by number, and a stream has none; give data with a "
             "length"
         )
-    settings = BalanceSettings(data.cost, data.bucketing, data.tokens_per_batch, data.speeds)
+    settings = BalanceSettings(
+        data.cost, data.bucketing, data.tokens_per_batch, data.speeds, data.padded
+    )
     ahead = depth_ahead(train, data.prefetch, data.loaders)
     balancer = make_balancer(train, world, settings, ahead)
     usual = None

@@ -261,6 +261,7 @@ class Trainer:
             "costs_of_data": checksum(balancer.balance.costs) if balancer and fixed else None,
             "bucketing": config.data.bucketing,
             "tokens_per_batch": config.data.tokens_per_batch,
+            "padded": None if balancer is None else balancer.balance.padded,
             "deal": config.data.deal,
         }
         if facts["asynchronous"]:  # batches are numbered through the run

@@ -130,7 +130,7 @@ def test_a_run_does_not_go_on_with_other_costs(tmp_path):
         ({"cost": -COSTS}, DataError, "expected a finite number of 0 or more"),
         ({"cost": "length"}, DataError, "have the same"),
         ({"cost": {"powr": 1}}, ConfigError, "expected: length"),
-        ({"bucketing": 0.5}, ConfigError, "there is no cost to sort by"),
+        ({"bucketing": 0.5}, ConfigError, "there is no cost to split by"),
         ({"cost": COSTS, "bucketing": 2}, ConfigError, "bucketing is 2, expected 0"),
     ],
 )

@@ -5,6 +5,9 @@ without communicating. Samples of similar cost are put into the same step as far
 says; then each step is split longest first: the next sample goes to the rank with the least so
 far, for its speed. Every rank gets a sample, and two where there are enough for all: batch
 normalisation fails on one.
+
+Where batches are padded, each sample costs as much as the longest of its batch: then ranks get
+samples of similar length, one few long ones and another many short ones.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ BUCKETINGS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0)
 GOOD_BALANCE = 0.99
 """The mean cost of a rank in a step, divided by the largest: enough to stop trying."""
 NEGLIGIBLE = 0.005
+WORTH_RANDOMNESS = 0.03
+"""How much padding may cost so that steps stay random."""
 FEWEST_TRIED, STEPS_TRIED, SAMPLES_TRIED = 12, 48, 1 << 16
 """Steps that are split to see how well a bucketing balances; fewer of large ones."""
 WINDOW = 1 << 16
@@ -34,17 +39,24 @@ WINDOW = 1 << 16
 FINE_SPREAD = 0.005
 """The largest load of a rank above the mean that is not worth an exchange of samples."""
 SWAPS_PER_STEP = 200
+LIMITS_TRIED = 24
 
 
 class BalancedEpoch:
     """The steps of an epoch whose ranks have equal costs: which places of its order each takes."""
 
     def __init__(
-        self, costs: Vector, places: Places, edges: Places, ranks_with_samples: int
+        self,
+        costs: Vector,
+        places: Places,
+        edges: Places,
+        ranks_with_samples: int,
+        padded: bool = False,
     ) -> None:
         """`costs` are of the samples in the epoch's order. Step s consists of
         `places[edges[s] : edges[s + 1]]`, and is split among the first ranks."""
         self._costs, self._places, self._edges = costs, places, edges
+        self._split_step = split_padded if padded else split_step
         self.ranks_with_samples = ranks_with_samples
         """How many ranks get samples; the others have none in any step."""
         longest = int(np.diff(edges).max()) if len(self) else 1
@@ -57,7 +69,7 @@ class BalancedEpoch:
     def share(self, step: int, rank: int, speeds: Vector | None = None) -> Places:
         """The places that the rank takes in this step; its cost is in proportion to its speed."""
         if speeds is not None:
-            return self._split(step, speeds)[rank]
+            return self.split(step, speeds)[rank]
         number, row = divmod(step, self._steps_at_once)
         window = self._window
         if window is None or window[0] != number:
@@ -71,11 +83,12 @@ class BalancedEpoch:
     def _split_window(self, number: int) -> Iterable[list[Places]]:
         first = number * self._steps_at_once
         for step in range(first, min(first + self._steps_at_once, len(self))):
-            yield self._split(step)
+            yield self.split(step)
 
-    def _split(self, step: int, speeds: Vector | None = None) -> list[Places]:
+    def split(self, step: int, speeds: Vector | None = None) -> list[Places]:
         places, size = self.step(step), self.ranks_with_samples
-        ranks = split_step(self._costs[places], size, None if speeds is None else speeds[:size])
+        own = None if speeds is None else speeds[:size]
+        ranks = self._split_step(self._costs[places], size, own)
         return _by_rank(places, ranks, size)
 
 
@@ -86,9 +99,10 @@ def plan_balanced(
     bucketing: float,
     draw: np.random.Generator | None,
     budget: float | None = None,
+    padded: bool = False,
 ) -> BalancedEpoch:
     """Balance an epoch (or what is left of one) in steps of as many samples as `plan` says, or with
-    a `budget` of about so much cost per rank.
+    a `budget` of about so much cost per rank. `padded`: a batch costs its count times its largest.
 
     `costs` are of its samples, in their order. Steps come in random order by `draw`, or without it
     in the order of their costs.
@@ -96,7 +110,10 @@ def plan_balanced(
     places = _sort(costs, bucketing if len(plan) > 1 else 0.0)
     if budget is not None:
         least = smallest_step(plan.size, plan.batch_size)
-        sizes = _fill(costs[places], budget * plan.size, least)
+        if padded:
+            sizes = _fill_padded(costs[places], budget, plan.size, least)
+        else:
+            sizes = _fill(costs[places], budget * plan.size, least)
         turns = np.arange(len(sizes)) if draw is None else draw.permutation(len(sizes))
         places, sizes = _in_turns(places, sizes, turns), sizes[turns]
     else:
@@ -109,7 +126,7 @@ def plan_balanced(
             turns = draw.permutation(len(sizes))
             places = _in_turns(places, lengths, np.append(turns[turns != odd], odd))
     edges = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    return BalancedEpoch(costs, places, edges, plan.ranks_with_samples)
+    return BalancedEpoch(costs, places, edges, plan.ranks_with_samples, padded)
 
 
 def _lengths(plan: StepPlan) -> Places:
@@ -134,6 +151,30 @@ def _fill(costs: Vector, budget: float, least: int) -> Places:
         last = min(len(costs), max(fitting, first + least))
         sizes.append(last - first)
         first = last
+    return _join_last(sizes, least)
+
+
+def _fill_padded(costs: Vector, budget: float, ranks: int, least: int) -> Places:
+    """The same where each rank's batch is padded to its largest.
+
+    >>> _fill_padded(np.array([1.0, 2.0, 3.0, 4.0, 1.0]), budget=4.0, ranks=1, least=1).tolist()
+    [2, 1, 1, 1]
+    """
+    sizes: list[int] = []
+    step = batches = count = 0
+    largest = 0.0
+    for cost in costs.tolist():
+        if count and (count + 1) * max(largest, cost) > budget:
+            batches, count, largest = batches + 1, 0, 0.0
+        if batches >= ranks and step >= least:
+            sizes.append(step)
+            step = batches = count = 0
+            largest = 0.0
+        step, count, largest = step + 1, count + 1, max(largest, cost)
+    return _join_last([*sizes, step] if step else sizes, least)
+
+
+def _join_last(sizes: list[int], least: int) -> Places:
     if len(sizes) > 1 and sizes[-1] < least:
         sizes[-2:] = [sizes[-2] + sizes[-1]]
     return np.array(sizes, np.int64)
@@ -162,36 +203,40 @@ def _in_turns(places: Places, lengths: Places, turns: Places) -> Places:
     return result
 
 
-def choose_bucketing(costs: Vector, plan: StepPlan) -> float:
-    """The least bucketing that balances well, or as well as the largest does."""
-    if plan.size == 1 or not costs.any():
+def choose_bucketing(costs: Vector, plan: StepPlan, padded: bool = False) -> float:
+    """The least bucketing that balances well, or about as well as the largest does."""
+    if (plan.size == 1 and not padded) or not costs.any():
         return 0.0
-    if balance_of(costs, plan, 0.0) >= GOOD_BALANCE:
+    if balance_of(costs, plan, 0.0, padded) >= GOOD_BALANCE:
         return 0.0
-    wanted = min(GOOD_BALANCE, balance_of(costs, plan, BUCKETINGS[-1]) - NEGLIGIBLE)
+    best = balance_of(costs, plan, BUCKETINGS[-1], padded)
+    wanted = min(GOOD_BALANCE, best - (WORTH_RANDOMNESS if padded else NEGLIGIBLE))
     low, high = 0, len(BUCKETINGS) - 1
     while high - low > 1:
         middle = (low + high) // 2
-        enough = balance_of(costs, plan, BUCKETINGS[middle]) >= wanted
+        enough = balance_of(costs, plan, BUCKETINGS[middle], padded) >= wanted
         low, high = (low, middle) if enough else (middle, high)
     return BUCKETINGS[high]
 
 
-def balance_of(costs: Vector, plan: StepPlan, bucketing: float) -> float:
-    """The mean cost of a rank in a step over the largest: 1 means that nobody waits.
+def balance_of(costs: Vector, plan: StepPlan, bucketing: float, padded: bool = False) -> float:
+    """The mean cost of a rank in a step over the largest, padding included: 1 means that nobody
+    waits, and nothing is padded.
 
     It is estimated from some of the steps.
     """
     draw = np.random.default_rng(0)
-    epoch = plan_balanced(costs, plan, bucketing=bucketing, draw=draw)
+    epoch = plan_balanced(costs, plan, bucketing=bucketing, draw=draw, padded=padded)
     steps = max(FEWEST_TRIED, min(STEPS_TRIED, SAMPLES_TRIED // plan.world_batch))
     tried = np.unique(np.linspace(0, len(epoch) - 1, steps).astype(int))
     mean = largest = 0.0
     for step in tried.tolist():
-        own = costs[epoch.step(step)]
-        ranks = split_step(own, plan.size)
-        mean += float(own.sum()) / plan.size
-        largest += float(np.bincount(ranks, own, plan.size).max())
+        shares = [costs[share] for share in epoch.split(step)]
+        mean += sum(float(share.sum()) for share in shares) / plan.size
+        if padded:
+            largest += max(len(share) * float(share.max(initial=0.0)) for share in shares)
+        else:
+            largest += max(float(share.sum()) for share in shares)
     return mean / largest if largest else 1.0
 
 
@@ -256,6 +301,54 @@ def _swap(costs: Vector, slowness: Vector, ranks: Places) -> None:
         given, taken = divmod(best, len(theirs))
         ranks[ours[given]], ranks[theirs[taken]] = least, most
         loads[most], loads[least] = mine.flat[best], its.flat[best]
+
+
+def split_padded(costs: Vector, size: int, speeds: Vector | None = None) -> Places:
+    """The same where a rank's batch costs its count times its largest sample.
+
+    The samples are sorted, and cut so that the slowest rank needs as little as possible.
+
+    >>> split_padded(np.array([9.0, 1.0, 2.0, 3.0, 3.0, 3.0]), 2).tolist()
+    [0, 1, 1, 0, 1, 1]
+    """
+    order = np.argsort(-costs, kind="stable")
+    slowness = np.ones(size) if speeds is None else float(speeds.mean()) / speeds
+    by_speed = np.argsort(slowness, kind="stable")[: len(costs)]
+    least = 2 if len(costs) >= 2 * size else 1
+    sizes = _cut_padded(costs[order], slowness[by_speed], least)
+    ranks = np.empty(len(costs), np.int64)
+    ranks[order] = np.repeat(by_speed, sizes)
+    return ranks
+
+
+def _cut_padded(costs: Vector, slowness: Vector, least: int) -> Places:
+    """How many of the samples, in descending order, each rank takes; `least` at least."""
+    low, high = 0.0, float(costs[0] * len(costs) * slowness.max())
+    best = _try_limit(costs, slowness, least, high)
+    assert best is not None, "one rank could take all but the least of the others"
+    for _ in range(LIMITS_TRIED):
+        middle = (low + high) / 2
+        found = _try_limit(costs, slowness, least, middle)
+        if found is None:
+            low = middle
+        else:
+            best, high = found, middle
+    return best
+
+
+def _try_limit(costs: Vector, slowness: Vector, least: int, limit: float) -> Places | None:
+    """Let each rank take as much as fits into the limit; None if something is left."""
+    sizes, first, ranks = np.empty(len(slowness), np.int64), 0, len(slowness)
+    for rank in range(ranks):
+        left = len(costs) - first
+        largest = float(costs[first] * slowness[rank])
+        fitting = int(limit / largest * (1 + 1e-12)) if largest else left
+        count = min(fitting, left - least * (ranks - rank - 1))
+        if count < least:
+            return None
+        sizes[rank] = count
+        first += count
+    return sizes if first == len(costs) else None
 
 
 def _by_rank(places: Places, ranks: Places, size: int) -> list[Places]:

@@ -38,15 +38,18 @@ class CostModel(Protocol):
 class LengthModel:
     """The cost of a sample as a polynomial of its length."""
 
-    def __init__(self, lengths: Vector) -> None:
-        self._scale = float(lengths.mean()) or 1.0
-        self._lengths = lengths / self._scale
+    def __init__(self, lengths: Vector, padded: bool = False) -> None:
+        """`padded`: each sample of a batch is as long as the longest."""
+        self._lengths = lengths / (float(lengths.mean()) or 1.0)
+        self._padded = padded
         self._known = np.zeros(_FEATURES * (_FEATURES + 1) + 1)
         self._fresh = np.zeros_like(self._known)
         self._usual: float | None = None
 
     def note(self, indices: Vector, seconds: float) -> None:
         own = self._lengths[indices]
+        if self._padded:
+            own[:] = own.max()
         row = np.array([1.0, len(own), own.sum(), np.dot(own, own)])
         expected = self._usual and self._usual * float(row[1] + row[2])
         if expected and seconds > _OUTLIER * expected:

@@ -36,6 +36,8 @@ class Balance:
     """How far steps consist of samples of similar cost, from 0 to 1; None: as far as needed."""
     budget: float | None = None
     """The cost of a rank's batch, if that and not a number of samples is given."""
+    padded: bool = False
+    """Whether each sample of a batch costs as much as its largest."""
     speeds: SpeedTable | None = None
     """How fast ranks have been found to be; None: all are taken to be equally fast."""
     _chosen: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class Balance:
         key = size, batch_size
         if key not in self._chosen:
             plan = StepPlan(len(self.costs), size, batch_size)
-            self._chosen[key] = choose_bucketing(self.costs, plan)
+            self._chosen[key] = choose_bucketing(self.costs, plan, self.padded)
         return self._chosen[key]
 
     def learn(self, costs: Vector) -> None:
@@ -187,6 +189,7 @@ class CostSplit:
             bucketing=balance.bucketing_for(remainder.size, remainder.batch_size),
             draw=draw_for(self._seed, self._epoch, _TURNS_OF_STEPS) if self._shuffle else None,
             budget=balance.budget,
+            padded=balance.padded,
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Protocol
 
-from paceline.tools.bench import allreduce, ddp, link, memory, scaling, server, step
+from paceline.tools.bench import allreduce, ddp, link, memory, scaling, server, step, uneven
 from paceline.tools.bench.rows import Row
 
 
@@ -26,5 +26,5 @@ class Bench(Protocol):
         """Measure with these options, showing progress on stderr."""
 
 
-BENCHES: tuple[Bench, ...] = (allreduce, step, ddp, scaling, server, link, memory)
+BENCHES: tuple[Bench, ...] = (allreduce, step, ddp, scaling, server, link, memory, uneven)
 """All of them; a new one is a module and an entry here."""

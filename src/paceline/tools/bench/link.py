@@ -96,13 +96,19 @@ def _find_data(args: argparse.Namespace) -> str | None:
 
 
 def run_in_hosts(
-    hosts: Hosts, program: str, settings: Mapping[str, object], timeout_s: float
+    hosts: Hosts,
+    program: str,
+    settings: Mapping[str, object],
+    timeout_s: float,
+    ranks_per_host: int = 1,
 ) -> Any:
-    """As `run_ranks` does, with a rank in each host; each has its part of the machine's cores."""
+    """As `run_ranks` does, with so many ranks in each host, which share the machine's cores."""
     folder = Path(tempfile.mkdtemp(dir=hosts.folder))
     command = write_task(folder, program, settings, timeout_s)
-    threads = threads_per_rank(len(NAMES), available_cores())
-    argv, extra = hosts.render_ranks(command, threads, find_mpirun(), read_machine())
+    threads = threads_per_rank(ranks_per_host * len(hosts.names), available_cores())
+    argv, extra = hosts.render_ranks(
+        command, threads, find_mpirun(), read_machine(), ranks_per_host
+    )
     env = {name: value for name, value in os.environ.items() if name != JOB_DIR} | extra
     env |= dict.fromkeys(THREAD_VARIABLES, str(threads))
     code = supervise_command(argv, env, raw=os.environ.get("PACELINE_RAW") == "1")
@@ -110,8 +116,8 @@ def run_in_hosts(
         raise KeyboardInterrupt
     if code != 0:
         raise LaunchError(
-            f"the ranks of {program} in {len(NAMES)} hosts ended with exit code {code}; their "
-            "messages are above"
+            f"the ranks of {program} in {len(hosts.names)} hosts ended with exit code {code}; "
+            "their messages are above"
         )
     return read_answer(folder)
 

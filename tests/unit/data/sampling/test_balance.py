@@ -1,12 +1,19 @@
 """Equal costs: every sample once, every rank busy, and the spread of costs bounded."""
 
+from itertools import combinations, pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.data import ArraySource, EpochRemainder, Shard, training_batches
-from paceline.data.sampling.balance import choose_bucketing, plan_balanced, split_step
+from paceline.data.sampling.balance import (
+    choose_bucketing,
+    plan_balanced,
+    split_padded,
+    split_step,
+)
 from paceline.data.sampling.shards import epoch_order, plan_steps, smallest_step
 from paceline.data.sampling.split import Balance, SpeedTable, rest_of, split_epoch
 from paceline.errors import CheckpointError, ConfigError
@@ -251,3 +258,65 @@ def test_a_budget_fills_steps():
     assert loads.max() <= 1.05 * 400
     with pytest.raises(ConfigError, match="tokens_per_batch is 0"):
         Balance(costs, budget=0.0)
+
+
+def padded(costs, ranks, size, slowness=None):
+    """The cost of each rank when each of its samples costs as much as its largest."""
+    shares = [costs[ranks == rank] for rank in range(size)]
+    found = np.array([len(share) * share.max(initial=0.0) for share in shares])
+    return found if slowness is None else found * slowness
+
+
+@given(
+    costs=st.lists(st.integers(0, 30), min_size=1, max_size=9),
+    size=st.integers(1, 3),
+    half=st.booleans(),
+)
+def test_padded_batches_are_cut_where_the_slowest_rank_needs_least(costs, size, half):
+    costs = np.array(costs, float)
+    speeds = np.where(np.arange(size) == 1, 0.5, 1.0) if half else None
+    slowness = None if speeds is None else speeds.mean() / speeds
+    ranks = split_padded(costs, size, speeds)
+    counts = np.bincount(ranks, minlength=size)
+    least = 2 if len(costs) >= 2 * size else 1
+    assert counts.sum() == len(costs)
+    assert sorted(counts)[-min(size, len(costs)) :][0] >= min(least, len(costs))
+    if len(costs) < size or half:
+        return
+    order = np.sort(costs)[::-1]
+    cuts = combinations(range(least, len(costs)), size - 1)
+    edges = [(0, *cut, len(costs)) for cut in cuts]
+    whole = [e for e in edges if all(b - a >= least for a, b in pairwise(e))]
+    best = min(max((b - a) * order[a] for a, b in pairwise(e)) for e in whole)
+    assert padded(costs, ranks, size, slowness).max() == pytest.approx(best)
+
+
+@pytest.mark.parametrize(("size", "batch"), [(1, 8), (2, 8), (2, 32), (4, 8)])
+def test_little_is_padded_where_batches_are(size, batch):
+    costs = sentences(size * batch * 40)
+    plan = plan_steps(len(costs), size, batch)
+
+    def efficiency(is_padded):
+        bucketing = choose_bucketing(costs, plan, is_padded)
+        options = {"bucketing": bucketing, "draw": np.random.default_rng(1)}
+        epoch = plan_balanced(costs, plan, **options, padded=is_padded)
+        slowest = 0.0
+        for step in range(len(epoch)):
+            shares = [costs[share] for share in epoch.split(step)]
+            slowest += max(len(share) * share.max() for share in shares)
+        return costs.sum() / size / slowest
+
+    assert efficiency(True) > 0.85
+    assert efficiency(True) > 1.2 * efficiency(False)
+
+
+def test_a_budget_holds_for_padded_batches():
+    costs = sentences(3000)
+    balance = Balance(costs, budget=400.0, padded=True)
+    whole = EpochRemainder(4, balance.usual_batch_size())
+    split = split_epoch(ArraySource(np.arange(3000)), whole, balance, shuffle=False)
+    shares = [[costs[split.share(step, rank)] for rank in range(4)] for step in range(len(split))]
+    loads = np.array([[len(share) * share.max() for share in step] for step in shares])
+    assert sum(len(share) for step in shares for share in step) == 3000
+    assert np.percentile(loads, 95) <= 1.1 * 400
+    assert np.median(loads) > 0.7 * 400

@@ -46,6 +46,17 @@ def test_a_polynomial_of_the_length_is_found_in_one_epoch(cost_of):
     assert error(long, 1e-5 * long**2) > 0.4  # where the guess began
 
 
+def test_where_batches_are_padded_their_longest_sample_counts():
+    long, rng = lengths(), np.random.default_rng(4)
+    plain, padded = LengthModel(long), LengthModel(long, padded=True)
+    for _ in range(300):
+        own = rng.choice(SAMPLES, rng.integers(2, 7), replace=False)
+        for model in (plain, padded):
+            model.note(own, 0.001 * len(own) * long[own].max())
+    found = [error(model.fit(model.sums()), long) for model in (plain, padded)]
+    assert found[1] < 0.02 < found[0]
+
+
 def test_samples_of_which_nothing_is_known_are_found_one_by_one():
     costs = 0.001 * lengths()
     models = [SampleModel(SAMPLES), SampleModel(SAMPLES), SampleModel(SAMPLES)]
