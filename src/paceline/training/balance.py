@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -20,14 +21,16 @@ from paceline.errors import ConfigError, DataError
 
 LEARNED = "learned"
 EQUAL, MEASURED = "equal", "measured"
-_WARM_UP_STEPS = 2
+WARM_UP_STEPS = 2
 """Whose times say little: libraries load, memory is reserved."""
-_RECENT_STEPS = 3
-"""That a rank's speed is measured by."""
+_STEPS, _RECENT_STEPS = 16, 3
+"""That a rank's speed is measured by: the last ones alone if they differ from all by more than
+noise."""
+_NOISE = 0.25
 
 
 class BalanceSettings(NamedTuple):
-    """What the user says of uneven work; see docs/data.md."""
+    """What the user says of uneven work; see docs/uneven.md."""
 
     cost: object = None
     bucketing: float | None = None
@@ -55,7 +58,8 @@ class Balancer:
         self.learns_late = learns_late
         self.speed = 0.0
         """The cost that this rank gets through in a second; 0: not known yet, or not followed."""
-        self._recent: deque[tuple[float, float]] = deque(maxlen=_RECENT_STEPS)
+        self._done: deque[tuple[float, float]] = deque(maxlen=_STEPS)
+        """Cost and seconds of the last steps."""
         self._taken: Vector | None = None
         self._step = self._steps_noted = 0
 
@@ -104,14 +108,21 @@ class Balancer:
             return
         self._step += 1
         self._steps_noted += 1
-        if self._steps_noted <= _WARM_UP_STEPS or not len(taken):
+        if self._steps_noted <= WARM_UP_STEPS or not len(taken):
             return
         if self._model is not None:
             self._model.note(taken, seconds)
         if self.balance.speeds is not None and seconds > 0:
-            self._recent.append((float(self.balance.costs[taken].sum()), seconds))
-            cost, spent = map(sum, zip(*self._recent, strict=True))
-            self.speed = cost / spent
+            self._done.append((float(self.balance.costs[taken].sum()), seconds))
+            recent = list(self._done)[-_RECENT_STEPS:]
+            if abs(_speed(recent) / _speed(self._done) - 1) > _NOISE:
+                self._done = deque(recent, maxlen=_STEPS)
+            self.speed = _speed(self._done)
+
+
+def _speed(steps: Iterable[tuple[float, float]]) -> float:
+    cost, seconds = map(sum, zip(*steps, strict=True))
+    return cost / seconds if cost else 1e-9
 
 
 def make_balancer(
@@ -139,15 +150,16 @@ def make_balancer(
         cost = LENGTH
     if padded is None:
         padded = isinstance(getattr(source, "collate", None), Pad)
-    costs, model = _read_costs(source, world, cost, padded)
+    costs, model = read_costs(source, world, cost, padded)
     table = SpeedTable(ahead + 2) if speeds == MEASURED else None
     balance = Balance(costs, bucketing, tokens, padded, table)
     return Balancer(world, balance, model, learns_late=isinstance(model, SampleModel))
 
 
-def _read_costs(
-    source: Source, world: World, cost: object, padded: bool
+def read_costs(
+    source: Source, world: World, cost: object, padded: bool = False
 ) -> tuple[Vector, CostModel | None]:
+    """What samples cost, and what learns it, if it is to be learned; all ranks together."""
     if cost is None:
         return np.ones(len(source)), None
     if not (isinstance(cost, str) and cost == LEARNED):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from time import perf_counter
 from typing import Any
 
 from paceline.comm import World
@@ -13,11 +14,12 @@ from paceline.data import Batch, Source, Stream, as_source
 from paceline.data.collate import Collate
 from paceline.data.convert import with_collate
 from paceline.data.sampling.dealing import DealtEpoch
+from paceline.data.sampling.learned import CostModel
 from paceline.data.sampling.shards import check_batch_size, order_of
 from paceline.data.sources import Samples
 from paceline.errors import ConfigError, TrainingError
 from paceline.runtime.world import init
-from paceline.training.balance import read_together
+from paceline.training.balance import WARM_UP_STEPS, read_costs
 from paceline.training.batches import Convert, Order, content_of, read_weights, weight_of
 from paceline.training.session import ServedSamples, Serving, begin_serving, current_session
 
@@ -33,14 +35,17 @@ class Deal:
         world: World,
         order: Order,
         costs: Vector | None,
+        model: CostModel | None,
         weights: Vector | None,
         to: Convert | None,
     ) -> None:
+        """`model` learns the costs; until it has, `costs` are a guess, if there is one."""
         self.epoch = 0
         """The epoch that the next iteration gives."""
         self._source, self._world, self._order, self._to = source, world, order, to
         self._global_batch, self._micro_batch = global_batch, micro_batch
-        self._costs, self._weights = costs, weights
+        self._costs, self._model, self._weights = costs, model, weights
+        self._noted = 0
         mean = 1.0 if weights is None else float(weights.mean())
         self._serving = Serving(global_batch / world.size * mean, dealt=True)
 
@@ -50,6 +55,7 @@ class Deal:
 
     def __iter__(self) -> Iterator[DealtStep]:
         epoch, self.epoch = self.epoch, self.epoch + 1
+        self._learn()
         order = order_of(self._source, self._order.seed, epoch, self._order.shuffle)
         costs = None if self._costs is None else self._costs[order]
         edges = [*range(0, len(order), self._global_batch), len(order)]
@@ -62,6 +68,21 @@ class Deal:
             yield DealtStep(self, dealt, counter, first, numbers, served)
         for pace in current_session().paces:
             pace.end_epoch(self)
+
+    def _learn(self) -> None:
+        """All ranks together, between two epochs."""
+        if self._model is None:
+            return
+        total = self._model.sums()
+        self._world.all_reduce(total)
+        found = self._model.fit(total)
+        self._costs = self._costs if found is None else found
+
+    def note(self, places: Vector, seconds: float) -> None:
+        """A micro-batch took so long."""
+        self._noted += 1
+        if self._model is not None and self._noted > WARM_UP_STEPS:
+            self._model.note(places, seconds)
 
     def _open_counter(self, numbers: int) -> tuple[Counter, int]:
         paces = [pace for pace in current_session().paces if pace.world is self._world]
@@ -112,9 +133,12 @@ class DealtStep:
     def __iter__(self) -> Iterator[Any]:
         begin, end = self._first + self._numbers.start, self._first + self._numbers.stop
         while (number := self._counter.take(begin, end)) is not None:
-            content = self._deal.take(self._epoch.places(number - self._first), self._served)
+            places = self._epoch.places(number - self._first)
+            content = self._deal.take(places, self._served)
             if content is not None:
+                began = perf_counter()
                 yield content
+                self._deal.note(places, perf_counter() - began)
 
 
 def deal(
@@ -142,8 +166,9 @@ def deal(
     Each sample is on one rank, once per epoch. The gradient is the mean over the samples of the
     step, whoever took them, or with `weight` (as of `shard`) their weighted mean: let your loss be
     a mean over what each item counts. With `micro_batch` ranks take so many samples at a time, as
-    a batch. With `cost`, if you have a guess, the longest of a step come first, so ranks end closer
-    together. Further options are as of `shard`.
+    a batch. With `cost`, as of `shard`, the longest of a step come first, so ranks end closer
+    together: a guess, or "learned" from what each took in the first epoch. Further options are as
+    of `shard`.
     """
     world = world or init()
     for size in (global_batch, micro_batch):
@@ -156,6 +181,8 @@ def deal(
         raise ConfigError(
             "paceline.deal takes samples by number, and a stream has none; give data with a length"
         )
-    costs = None if cost is None else read_together(source, world, cost, "cost")
-    weights = read_weights(source, world, weight)
-    return Deal(source, global_batch, micro_batch, world, Order(seed, shuffle), costs, weights, to)
+    costs, model = None, None
+    if cost is not None:
+        costs, model = read_costs(source, world, cost)
+    weights, order = read_weights(source, world, weight), Order(seed, shuffle)
+    return Deal(source, global_batch, micro_batch, world, order, costs, model, weights, to)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from threading import Condition
+from time import sleep
 
 import numpy as np
 import pytest
@@ -147,6 +148,29 @@ def test_the_longest_of_a_step_come_first():
     assert lengths == [sorted(step, reverse=True) for step in lengths]
     _, steps = deal_sentences(SoloWorld(), epochs=1)
     assert any(sorted(step) != step for step in steps)
+
+
+def test_costs_that_are_learned_bring_the_longest_first_in_the_second_epoch():
+    """Nothing is known of the samples; a third of them take sixty times as long as the others."""
+    long = np.arange(SENTENCES) % 3 == 0
+    model = build()
+    optimizer, order = sgd(model), []
+    numbers = list(range(SENTENCES))  # without a length
+    with paceline.keep_pace(model, optimizer, world=SoloWorld()):
+        dealt = paceline.deal(numbers, 8, cost="learned", world=SoloWorld())
+        for _ in range(2):
+            for batch in dealt:
+                optimizer.zero_grad()
+                own = []
+                for at in batch:
+                    sleep(0.06 if long[at] else 0.001)
+                    mean_loss(model, torch.ones(1, WIDTH)).backward()
+                    own.append(bool(long[at]))
+                optimizer.step()
+                order.append(own)
+    in_order = [own == sorted(own, reverse=True) for own in order]
+    half = len(order) // 2
+    assert sum(in_order[half:]) >= half - 1 > sum(in_order[:half])
 
 
 def test_a_slow_rank_takes_less_and_nobody_waits_for_it_to_take_more():

@@ -21,7 +21,7 @@ from paceline.data.sampling.shards import StepPlan, draw_for, order_of
 from paceline.data.sources import Source
 from paceline.errors import CheckpointError, ConfigError
 
-SPEED_CHANGE = 0.05
+SPEED_CHANGE = 0.03
 _TURNS_OF_STEPS = 1
 """Which of an epoch's random numbers the order of its steps is drawn from."""
 

@@ -2,9 +2,10 @@
 
 The ideal: all work divided by the ranks; nobody waits, and nothing is exchanged. `counts` gives
 each rank equally many sentences, `planned` equal lengths, `learned` equal costs that the first
-epoch has taught, and of `dynamic` each rank takes the next sentence when it is ready. Batches of
-the LSTM are padded to their longest sentence, ours as DDP's; the tree-shaped model takes one
-sentence at a time, and so does whatever is dealt dynamically.
+epoch has taught. Of `dynamic` and `longest` each rank takes the next sentence when it is ready, in
+random order, or the longest of a step first. Batches of the LSTM are padded to their longest
+sentence, ours as DDP's; the tree-shaped model takes one sentence at a time, and so does whatever is
+dealt.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ _USUAL: Scale = {
     "sentences": 1024,
     "hosts_ranks": (16, 32),
     # Among 16 or 32 sentences of one step, one each, only those of many steps are about equal.
-    "hosts_steps": {1: 256, 8: 24},
+    "hosts_steps": {1: 128, 8: 12},
     "planned": 1_000_000,
 }
 _QUICK: Scale = {

@@ -7,7 +7,7 @@ from typing import NotRequired, TypedDict
 
 from paceline.tools.bench.rows import Row
 
-OURS = ("planned", "learned", "speeds", "dynamic")
+OURS = ("planned", "learned", "speeds", "dynamic", "longest")
 
 
 class Facts(TypedDict):

@@ -45,6 +45,7 @@ from paceline.training.deal import deal
 from paceline.training.pace import Pace, keep_pace
 
 _EVALUATED_TOGETHER = 32
+_COMPUTING = ("counts", "planned", "learned", "dynamic", "longest")
 
 
 class MicroBatch(NamedTuple):
@@ -152,9 +153,7 @@ def measure(world: World, settings: UnevenSettings) -> list[dict[str, Facts]]:
                 settings["micro_batch"],
                 cores=cores,
             )
-            found.append(
-                contest(task, ("counts", "planned", "learned", "dynamic", *peers), settings)
-            )
+            found.append(contest(task, (*_COMPUTING, *peers), settings))
     return found
 
 
@@ -197,7 +196,7 @@ def measure_hosts(world: World, settings: HostsSettings) -> list[dict[str, Facts
             token_s=settings["token_s"],
             warm_up=lognormal(2 * world.size * batch, seed=2),
         )
-        found.append(contest(task, ("counts", "planned", "dynamic"), settings))
+        found.append(contest(task, ("counts", "planned", "dynamic", "longest"), settings))
     return found
 
 
@@ -349,15 +348,19 @@ def _one_by_one(tokens: Tokens, classes: torch.Tensor) -> Iterator[MicroBatch]:
         yield MicroBatch([own], label[None], 1 / len(classes))
 
 
-def _dealt(task: Task) -> Epoch:
+def _dealt(cost: str | None = None) -> Callable[[Task], Epoch]:
     """Sentences of `paceline.deal`, one at a time or a few."""
-    sentences, collate = task.corpus.sentences, task.model.collate
-    together = task.batch * task.world.size
-    if task.micro_batch > 1:
-        few = deal(sentences, together, task.micro_batch, collate=collate, world=task.world)
-        return lambda: ((MicroBatch(*batch) for batch in step) for step in few)
-    single = deal(sentences, together, world=task.world)
-    return lambda: ((MicroBatch(*collate([one])) for one in step) for step in single)
+
+    def make(task: Task) -> Epoch:
+        sentences, collate, world = task.corpus.sentences, task.model.collate, task.world
+        together, few = task.batch * world.size, task.micro_batch
+        if few > 1:
+            steps = deal(sentences, together, few, cost=cost, collate=collate, world=world)
+            return lambda: ((MicroBatch(*batch) for batch in step) for step in steps)
+        single = deal(sentences, together, cost=cost, world=world)
+        return lambda: ((MicroBatch(*collate([one])) for one in step) for step in single)
+
+    return make
 
 
 def _sampled(name: str) -> Callable[[Task], Epoch]:
@@ -384,6 +387,7 @@ CONTESTANTS: Mapping[str, Callable[[Task], Epoch]] = {
     "planned": _sharded("planned", cost="length"),
     "learned": _sharded("learned", cost="learned"),
     "speeds": _sharded("speeds", cost="length", speeds="measured"),
-    "dynamic": _dealt,
+    "dynamic": _dealt(),
+    "longest": _dealt(cost="length"),
     **{name: _sampled(name) for name in SAMPLERS},
 }
