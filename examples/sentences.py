@@ -1,10 +1,10 @@
 """Sentences of every length, one at a time, by a model that no batch can be made for.
 
-    paceline run -n 4 -- sentences.py deal       # or: counts, cost
-
 The model reads a sentence along a random binary tree of its words, in plain Python, so its time
 grows with the length, and ranks with equally many sentences wait for the longest. With `cost` each
 rank gets equally many words in a step; with `deal` it takes the next sentence when it is ready.
+
+paceline run -n 2 -- examples/sentences.py deal
 """
 
 import random
@@ -20,10 +20,16 @@ SENTENCES, PER_RANK, WORDS, WIDTH, EPOCHS = 960, 8, 500, 64, 2
 
 
 def make_sentences():
-    """Lists of words: 20 on average, 200 at most, with a label each."""
+    """Lists of words, 20 on average and 200 at most; most are of one class or of the other."""
     rng = np.random.default_rng(0)
     lengths = np.clip(rng.lognormal(np.log(20) - 0.245, 0.7, SENTENCES).round(), 1, 200)
-    return [(rng.integers(0, WORDS, int(n)).tolist(), int(n) % 2) for n in lengths]
+    sentences = []
+    for number, length in enumerate(lengths.astype(int)):
+        common, own = rng.integers(0, WORDS, (2, length))
+        own = own // 2 + (number % 2) * WORDS // 2
+        words = np.where(rng.random(length) < 0.7, own, common)
+        sentences.append((words.tolist(), number % 2))
+    return sentences
 
 
 class TreeModel(nn.Module):
@@ -65,10 +71,8 @@ def main(by):
                     (loss if by == "deal" else loss / len(step)).backward()
                     losses.append(loss.item())
                 optimizer.step()
-            waited = pace.time().shares()["wait"]
-            if world.rank == 0:
-                mean = sum(losses) / len(losses)
-                print(f"epoch {epoch + 1}: loss {mean:.4f}, rank 0 waited {waited:.0%}")
+            waited, mean = pace.time().shares()["wait"], sum(losses) / len(losses)
+            print(f"epoch {epoch + 1}, rank {world.rank} waited {waited:.0%}: loss {mean:.4f}")
 
 
 if __name__ == "__main__":

@@ -126,12 +126,16 @@ def _speed(steps: Iterable[tuple[float, float]]) -> float:
 
 
 def make_balancer(
-    source: Source | Stream, world: World, settings: BalanceSettings, ahead: int = 0
+    source: Source | Stream,
+    world: World,
+    settings: BalanceSettings,
+    ahead: int = 0,
+    weights: Vector | None = None,
 ) -> Balancer | None:
     """What to split the samples by; None: by count. All ranks call it together.
 
     Rank 0 looks into the samples, which may take long, and broadcasts what they cost. Batches are
-    prepared up to `ahead` steps in advance.
+    prepared up to `ahead` steps in advance; `weights` are what samples count, if not alike.
     """
     cost, bucketing, tokens, speeds, padded = settings
     if speeds not in (EQUAL, MEASURED):
@@ -152,7 +156,7 @@ def make_balancer(
         padded = isinstance(getattr(source, "collate", None), Pad)
     costs, model = read_costs(source, world, cost, padded)
     table = SpeedTable(ahead + 2) if speeds == MEASURED else None
-    balance = Balance(costs, bucketing, tokens, padded, table)
+    balance = Balance(costs, bucketing, tokens, padded, weights, table)
     return Balancer(world, balance, model, learns_late=isinstance(model, SampleModel))
 
 

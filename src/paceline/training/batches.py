@@ -63,7 +63,8 @@ class Batches:
         """The epoch that the next iteration gives."""
         self._source, self._world, self._order, self._loading = source, world, order, loading
         ahead = depth_ahead(source, loading.prefetch, loading.loaders)
-        self._balancer = make_balancer(source, world, settings, ahead)
+        self._weights = read_weights(source, world, weight)
+        self._balancer = make_balancer(source, world, settings, ahead, self._weights)
         self._balance = None if self._balancer is None else self._balancer.balance
         if (batch_size is None) == (settings.tokens_per_batch is None):
             raise ConfigError(
@@ -75,7 +76,6 @@ class Batches:
             batch_size = self._balance.usual_batch_size()
         check_batch_size(batch_size)
         self._batch_size = batch_size
-        self._weights = read_weights(source, world, weight)
         mean = 1.0 if self._weights is None else float(self._weights.mean())
         self._serving = Serving(batch_size * mean, balancer=self._balancer)
 

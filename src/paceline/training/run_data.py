@@ -26,7 +26,8 @@ def open_run_data(config: RunConfig, world: World, cache: NodeCache | None) -> D
     """Open the data sets, and look at what samples cost; all ranks together."""
     data = config.data
     train, validation = open_datasets(config, world, cache)
-    check_uneven(data, _kind(config, world))
+    kind = _kind(config, world)
+    check_uneven(data, kind)
     if data.deal == DYNAMIC and isinstance(train, Stream):
         raise ConfigError(
             "data.deal=dynamic takes samples by number, and a stream has none; give data with a "
@@ -36,11 +37,14 @@ def open_run_data(config: RunConfig, world: World, cache: NodeCache | None) -> D
         data.cost, data.bucketing, data.tokens_per_batch, data.speeds, data.padded
     )
     ahead = depth_ahead(train, data.prefetch, data.loaders)
-    balancer = make_balancer(train, world, settings, ahead)
+    weights = read_weights(train, world, data.weight)
+    # Batches of asynchronous rules are numbered: each epoch must have equally many.
+    numbered = kind in ("centre", "gossip")
+    balancer = make_balancer(train, world, settings, ahead, None if numbered else weights)
     usual = None
     if balancer is not None and balancer.balance.budget is not None:
         usual = balancer.balance.usual_batch_size()
-    return Datasets(train, validation, balancer, read_weights(train, world, data.weight), usual)
+    return Datasets(train, validation, balancer, weights, usual)
 
 
 def make_dealer(config: RunConfig, world: World, data: Datasets, watch: Stopwatch) -> Dealer | None:

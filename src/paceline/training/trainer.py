@@ -260,6 +260,7 @@ class Trainer:
             "asynchronous": is_asynchronous(config.rule, config.exchange, self.world),
             "costs_of_data": checksum(balancer.balance.costs) if balancer and fixed else None,
             "bucketing": config.data.bucketing,
+            "weights_of_data": None if data.weights is None else checksum(data.weights),
             "tokens_per_batch": config.data.tokens_per_batch,
             "padded": None if balancer is None else balancer.balance.padded,
             "deal": config.data.deal,

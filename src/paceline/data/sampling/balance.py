@@ -100,17 +100,24 @@ def plan_balanced(
     draw: np.random.Generator | None,
     budget: float | None = None,
     padded: bool = False,
+    weights: Vector | None = None,
 ) -> BalancedEpoch:
     """Balance an epoch (or what is left of one) in steps of as many samples as `plan` says, or with
     a `budget` of about so much cost per rank. `padded`: a batch costs its count times its largest.
+
+    With `weights` steps of similar samples have equal weight, not equal counts: else a token of a
+    short sentence would count more than one of a long sentence, which shares its step with more.
 
     `costs` are of its samples, in their order. Steps come in random order by `draw`, or without it
     in the order of their costs.
     """
     places = _sort(costs, bucketing if len(plan) > 1 else 0.0)
-    if budget is not None:
+    if budget is not None or (weights is not None and bucketing):
         least = smallest_step(plan.size, plan.batch_size)
-        if padded:
+        if budget is None:
+            assert weights is not None
+            sizes = _fill(weights[places], float(weights.mean()) * plan.world_batch, least)
+        elif padded:
             sizes = _fill_padded(costs[places], budget, plan.size, least)
         else:
             sizes = _fill(costs[places], budget * plan.size, least)

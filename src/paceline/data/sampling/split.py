@@ -38,6 +38,8 @@ class Balance:
     """The cost of a rank's batch, if that and not a number of samples is given."""
     padded: bool = False
     """Whether each sample of a batch costs as much as its largest."""
+    weights: Vector | None = None
+    """What samples count in the mean of gradients, if not all count alike."""
     speeds: SpeedTable | None = None
     """How fast ranks have been found to be; None: all are taken to be equally fast."""
     _chosen: dict[tuple[int, int], float] = field(default_factory=dict)
@@ -158,7 +160,11 @@ class CostSplit:
         self.size, self.samples = remainder.size, len(source)
 
     def __len__(self) -> int:
-        if self._balance.budget is not None:
+        balance, remainder = self._balance, self._remainder
+        by_weight = balance.weights is not None and balance.bucketing_for(
+            remainder.size, remainder.batch_size
+        )
+        if balance.budget is not None or by_weight:
             return len(self._planned)
         plan = self._remainder.plan(self.samples)
         return len(plan) if plan.samples else 0
@@ -190,6 +196,7 @@ class CostSplit:
             draw=draw_for(self._seed, self._epoch, _TURNS_OF_STEPS) if self._shuffle else None,
             budget=balance.budget,
             padded=balance.padded,
+            weights=None if balance.weights is None else balance.weights[order],
         )
 
 

@@ -320,3 +320,22 @@ def test_a_budget_holds_for_padded_batches():
     assert sum(len(share) for step in shares for share in step) == 3000
     assert np.percentile(loads, 95) <= 1.1 * 400
     assert np.median(loads) > 0.7 * 400
+
+
+def test_steps_of_similar_samples_have_equal_weight():
+    """Or a token would count more in a step of short sentences, where there are fewer."""
+    costs = sentences(3000)
+    source, whole = ArraySource(np.arange(3000)), EpochRemainder(2, 8)
+
+    def totals(**options):
+        split = split_epoch(source, whole, Balance(costs, **options), shuffle=False)
+        steps = range(len(split))
+        shares = [np.concatenate([split.share(s, 0), split.share(s, 1)]) for s in steps]
+        assert sorted(np.concatenate(shares)) == list(range(3000))
+        return np.array([costs[share].sum() for share in shares])
+
+    by_count, by_weight = totals(bucketing=1.0), totals(bucketing=1.0, weights=costs)
+    near = [np.mean(np.abs(one / np.median(one) - 1) < 0.1) for one in (by_count, by_weight)]
+    assert near[0] < 0.4 < 0.85 < near[1]  # the longest sentences are more than a step's share
+    assert len(by_weight) == pytest.approx(len(by_count), rel=0.1)
+    assert totals(bucketing=0.0, weights=costs).tolist() == totals(bucketing=0.0).tolist()
