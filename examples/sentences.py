@@ -55,7 +55,7 @@ def main(by):
     world = paceline.init()
     torch.manual_seed(0)
     sentences, model = make_sentences(), TreeModel()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     if by == "deal":
         steps = paceline.deal(sentences, global_batch=PER_RANK * world.size, shuffle=True)
     else:
