@@ -45,6 +45,7 @@ def run(
     epochs=2,
     callbacks=(),
     share=True,
+    accumulate=1,
     **settings,
 ):
     """Weights (None if it was interrupted), history, and what each rank took."""
@@ -59,6 +60,7 @@ def run(
             build, Recorded(taken), world=world, rule=rule, epochs=epochs, loss="mse",
             progress="off", optimizer={"lr": 0.02, "momentum": 0.9}, resume="auto",
             run_dir=str(folder), callbacks=callbacks, exchange={} if share else {"share": False},
+            accumulate=accumulate,
             data={"batch_size": BATCH, "prefetch": 0, **settings},
         )  # fmt: skip
         try:
@@ -104,6 +106,15 @@ def test_ranks_that_train_alone_take_whole_batches(tmp_path, rule):
     assert {len(batch) for _, _, taken in found for batch in taken} <= {BATCH, 2}  # 92 = 15 * 6 + 2
     assert [record.samples for record in found[0][1]] == [SAMPLES] * 2
     assert len({after.tobytes() for after, _, _ in found}) == 1
+
+
+@pytest.mark.parametrize(
+    "settings", [{"cost": COSTS, "bucketing": 0.0}, {"deal": "dynamic"}], ids=str
+)
+def test_accumulated_gradients_of_unequal_shares_are_those_of_larger_batches(tmp_path, settings):
+    found = run(tmp_path / "small", 3, accumulate=2, **settings)
+    large = run(tmp_path / "large", 1, batch_size=6 * BATCH)
+    np.testing.assert_allclose(found[0][0], large[0][0], rtol=1e-4, atol=1e-5)
 
 
 AVERAGE = {"name": "average", "every": 2}

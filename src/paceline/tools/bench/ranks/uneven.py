@@ -45,7 +45,7 @@ from paceline.training.deal import deal
 from paceline.training.pace import Pace, keep_pace
 
 _EVALUATED_TOGETHER = 32
-_COMPUTING = ("counts", "planned", "learned", "dynamic", "longest")
+_COMPUTING = ("counts", "planned", "learned", "speeds", "dynamic", "longest")
 
 
 class MicroBatch(NamedTuple):
