@@ -19,9 +19,10 @@ SPECIAL = {
 ELSEWHERE = {
     *("accelerate_loop.py", "fabric_loop.py", "hf_trainer.py"),
     *("from_one_node.py", "from_one_node_mpi.py"),
+    "own_rules.py",
 }
-"""Those that need packages which Paceline does not (test_ecosystem_examples.py), and two that run
-for too long (test_letter_example.py)."""
+"""Those that need packages which Paceline does not (test_ecosystem_examples.py), two that run for
+too long (test_letter_example.py), and rules, which are no program (unit/sync/test_own_rules.py)."""
 
 
 NEEDS = {

@@ -60,8 +60,9 @@ class Balancer:
         """The cost that this rank gets through in a second; 0: not known yet, or not followed."""
         self._done: deque[tuple[float, float]] = deque(maxlen=_STEPS)
         """Cost and seconds of the last steps."""
-        self._taken: Vector | None = None
-        self._step = self._steps_noted = 0
+        self._taken: list[Vector] = []
+        self._batch = self._steps_noted = 0
+        """Batches of the epoch that were handed out, and steps of the run."""
 
     @property
     def follows_speeds(self) -> bool:
@@ -71,9 +72,14 @@ class Balancer:
     def learns(self) -> bool:
         return self._model is not None
 
+    @property
+    def has_measured(self) -> bool:
+        """Whether this rank has taken a step."""
+        return self._steps_noted > 0
+
     def begin_epoch(self, step: int = 0) -> None:
         """At this step of it."""
-        self._step, self._taken = step, None
+        self._batch, self._taken = step, []
         if self.balance.speeds is not None:
             self.balance.speeds.begin_epoch()
 
@@ -93,20 +99,21 @@ class Balancer:
 
     def restore(self, saved: Tree) -> None:
         """Go on from what `snapshot` gave."""
-        self.balance.learn(np.asarray(saved["costs"], float))
+        self.balance.use(np.asarray(saved["costs"], float))
 
     def hand_out(self, indices: Vector) -> None:
-        """This rank works on these samples now."""
-        self._taken = indices
+        """This rank works on these samples now; a step may consist of several batches."""
+        self._batch += 1
+        self._taken.append(indices)
 
     def note_step(self, seconds: float, speeds: Vector | None) -> None:
         """They took so long; `speeds` are what all ranks said of theirs."""
-        taken, self._taken = self._taken, None
+        batches, self._taken = self._taken, []
         if self.balance.speeds is not None and speeds is not None and (speeds > 0).all():
-            self.balance.speeds.note(self._step, speeds)
-        if taken is None:  # another step on the same batch
+            self.balance.speeds.note(self._batch - 1, speeds)
+        if not batches:  # another step on the same batch
             return
-        self._step += 1
+        taken = np.concatenate(batches)
         self._steps_noted += 1
         if self._steps_noted <= WARM_UP_STEPS or not len(taken):
             return
@@ -169,7 +176,7 @@ def read_costs(
     if not (isinstance(cost, str) and cost == LEARNED):
         return read_together(source, world, cost, "cost"), None
     lengths = read_together(source, world, LENGTH, "cost", optional=True)
-    if not lengths.any():
+    if lengths.min() == lengths.max():  # or there are none
         return np.ones(len(source)), SampleModel(len(source))
     return lengths, LengthModel(lengths, padded)
 

@@ -104,7 +104,8 @@ class Batches:
         served = begin_serving()
         workers = self._workers()
         if self._balancer is not None:
-            self._balancer.learn()
+            if self._balancer.has_measured:  # else somebody only looks at a batch, maybe alone
+                self._balancer.learn()
             self._balancer.begin_epoch()
         if self._world.rank not in workers:
             return

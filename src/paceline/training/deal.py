@@ -46,6 +46,8 @@ class Deal:
         self._global_batch, self._micro_batch = global_batch, micro_batch
         self._costs, self._model, self._weights = costs, model, weights
         self._noted = 0
+        self._alone: Counter | None = None
+        self._used = 0
         mean = 1.0 if weights is None else float(weights.mean())
         self._serving = Serving(global_batch / world.size * mean, dealt=True)
 
@@ -55,7 +57,8 @@ class Deal:
 
     def __iter__(self) -> Iterator[DealtStep]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        self._learn()
+        if epoch > 0:
+            self._learn()
         order = order_of(self._source, self._order.seed, epoch, self._order.shuffle)
         costs = None if self._costs is None else self._costs[order]
         edges = [*range(0, len(order), self._global_batch), len(order)]
@@ -98,7 +101,10 @@ class Deal:
                 "paceline.deal was iterated over outside of a keep_pace block, which averages the "
                 "gradients of a step; put the loop into `with paceline.keep_pace(...):`"
             )
-        return NodeCounter(self._world.node_memory(8, locks=1)), 0
+        if self._alone is None:
+            self._alone = NodeCounter(self._world.node_memory(8, locks=1))
+        first, self._used = self._used, self._used + numbers
+        return self._alone, first
 
     def take(self, places: Vector, served: ServedSamples) -> Any:
         """The samples of a micro-batch, for this rank; None if they count nothing."""

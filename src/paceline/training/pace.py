@@ -99,6 +99,17 @@ class Pace:
             raise ConfigError(f"reduction is {reduction!r}, expected mean or sum")
         if not 0 <= weight < math.inf:
             raise TrainingError(f"pace.weigh({weight}), expected a number of 0 or more")
+        served = current_session().served
+        if served is not None and served.how.dealt and served.by is not None:
+            raise TrainingError(
+                "paceline.deal weighs its samples itself; say deal(..., weight=...) instead of "
+                "pace.weigh"
+            )
+        if reduction == "sum" and self._overlaps:
+            raise ConfigError(
+                'pace.weigh(..., reduction="sum") divides gradients after backward, and '
+                "exchange.overlap sends them before; omit one of them"
+            )
         if self._mine is not None:
             raise TrainingError(
                 "pace.weigh came after gradients had been sent; call it before loss.backward(), or "

@@ -27,7 +27,7 @@ def open_run_data(config: RunConfig, world: World, cache: NodeCache | None) -> D
     data = config.data
     train, validation = open_datasets(config, world, cache)
     kind = _kind(config, world)
-    check_uneven(data, kind)
+    check_uneven(data, kind, config.exchange.overlap)
     if data.deal == DYNAMIC and isinstance(train, Stream):
         raise ConfigError(
             "data.deal=dynamic takes samples by number, and a stream has none; give data with a "
@@ -67,7 +67,7 @@ def _kind(config: RunConfig, world: World) -> ExchangeKind:
     return resolve(config.rule, config.exchange, world).exchange_kind
 
 
-def check_uneven(data: DataConfig, kind: ExchangeKind) -> None:
+def check_uneven(data: DataConfig, kind: ExchangeKind, overlap: bool | None = None) -> None:
     """A ConfigError for settings that such an exchange, or another setting, would ignore."""
     asynchronous = kind in ("centre", "gossip")
     learned = data.cost == LEARNED if isinstance(data.cost, str) else False
@@ -100,6 +100,15 @@ def check_uneven(data: DataConfig, kind: ExchangeKind) -> None:
             dynamic and data.cost is not None and kind != "gradients",
             "data.cost puts the longest samples of a step first, and with this rule ranks take "
             "whole batches",
+        ),
+        (
+            dynamic and data.padded is not None,
+            "data.padded is for planned shares; data.deal is dynamic",
+        ),
+        (
+            dynamic and bool(overlap) and kind == "gradients",
+            "exchange.overlap sends gradients during the last backward of a step, and with "
+            "data.deal=dynamic no rank knows which that is",
         ),
         (
             data.micro_batch is not None and not (dynamic and kind == "gradients"),

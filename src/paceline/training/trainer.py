@@ -149,8 +149,9 @@ class Trainer:
             restore_replica(self.replica, resumed, same)
         self._exchange = exchange = self._make_exchange(data, resumed)
         watch = Stopwatch()
-        dealer = make_dealer(config, world, data, watch)
+        dealer = None
         try:
+            dealer = make_dealer(config, world, data, watch)
             began = time.perf_counter()
             stopped = self._run(data, identity, resumed, dealer, watch)
         except BaseException:

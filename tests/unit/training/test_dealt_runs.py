@@ -7,9 +7,12 @@ from support.line_problem import BATCH, SAMPLES, build, data, weights
 
 from paceline import Callback
 from paceline.comm import SoloWorld, run_world
-from paceline.data import ArraySource
+from paceline.data import ArraySource, EpochRemainder
+from paceline.data.sampling.split import Balance
 from paceline.errors import ConfigError, DataError, Interrupted
+from paceline.observe import Stopwatch
 from paceline.testing import Fault, Inject
+from paceline.training.loop.dealing import Dealer
 from paceline.training.trainer import Trainer
 
 COSTS = np.random.default_rng(7).lognormal(3, 0.7, SAMPLES).round()
@@ -170,6 +173,39 @@ def test_a_rank_that_becomes_slow_is_given_less_within_ten_steps(tmp_path, share
     assert samples_of(found) == sorted([*range(SAMPLES)] * 2)
 
 
+def test_a_rank_that_had_ended_deals_with_the_others_again(tmp_path):
+    """It resumes an epoch of which nothing is left for it; numbers of the next begin alike."""
+    world = SoloWorld()
+    dealer = Dealer(
+        world, ArraySource(np.arange(20)), by_steps=False, micro_batch=None, costs=None,
+        watch=Stopwatch(), fail=lambda world, error: None,
+    )  # fmt: skip
+    order = {"seed": 1, "epoch": 0, "shuffle": False}
+    split = dealer.split(EpochRemainder(1, 4), **order)
+    dealer.begin_epoch(split, 3, **order)
+    assert dealer.taken() == 3  # nobody has taken one since
+    assert len(list(dealer.batches(3))) == 2
+    assert dealer.taken() == 5
+    dealer.end_epoch()
+    assert dealer.taken() == 0
+    dealer.begin_epoch(split, 0, **order)
+    assert len(list(dealer.batches(0))) == 5
+
+
+def test_a_loss_that_is_not_finite_leaves_no_sample_of_a_step_uncounted(tmp_path):
+    spoiled = [Inject(Fault("nan", rank=0, step=2))]
+    found = run(tmp_path, 2, callbacks=spoiled, deal="dynamic", epochs=1)
+    assert samples_of(found) == [*range(SAMPLES)]
+    assert found[0][1][0].samples == SAMPLES
+
+
+def test_learned_costs_keep_the_unit_of_a_budget(tmp_path):
+    balance = Balance(COSTS, budget=200.0)
+    before = balance.usual_batch_size()
+    balance.learn(COSTS / COSTS.mean() + 0.5)
+    assert balance.usual_batch_size() == before
+
+
 def test_samples_of_varying_length_are_collated(tmp_path):
     """Padded by name, or by a function; the summary says how much of the batches was padding."""
     rng = np.random.default_rng(0)
@@ -232,6 +268,7 @@ def test_asynchronous_workers_take_batches_of_equal_cost(tmp_path, rule):
         ("bsp", {"deal": "dynamic", "speeds": "measured"}, "for planned shares"),
         ("bsp", {"deal": "dynamic", "cost": "learned"}, "for planned shares"),
         ("average", {"deal": "dynamic", "cost": COSTS}, "ranks take whole batches"),
+        ("bsp", {"deal": "dynamic", "padded": True, "cost": COSTS}, r"data\.padded is for planned"),
         ("bsp", {"micro_batch": 2}, r"data\.micro_batch is for rule bsp with data\.deal=dynamic"),
     ],
 )

@@ -13,7 +13,9 @@ from torch import nn
 
 import paceline
 from paceline.comm import SoloWorld, run_world
+from paceline.data import as_source
 from paceline.errors import ConfigError, TrainingError
+from paceline.training.balance import BalanceSettings, make_balancer
 
 SENTENCES, WIDTH = 37, 3
 
@@ -281,6 +283,14 @@ def test_what_cannot_be_dealt_or_weighed_is_refused():
             for _ in batch:
                 pass
 
+    def weigh_dealt(world, pace):
+        for batch in paceline.deal(data, 8, world=world):
+            for _ in batch:
+                pace.weigh(3.0)
+
+    def weigh_sum(world, pace):
+        pace.weigh(3.0, reduction="sum")
+
     solo = SoloWorld()
     with pytest.raises(TrainingError, match="outside of a keep_pace block"):
         run_world(2, iterate)
@@ -298,7 +308,41 @@ def test_what_cannot_be_dealt_or_weighed_is_refused():
         in_block(solo, use=lambda world, pace: pace.weigh(1.0, "max"))
     with pytest.raises(TrainingError, match=r"pace\.weigh\(-1\), expected a number of 0 or more"):
         in_block(solo, use=lambda world, pace: pace.weigh(-1))
+    with pytest.raises(TrainingError, match="deal weighs its samples itself"):
+        in_block(solo, use=weigh_dealt)
+    with pytest.raises(ConfigError, match=r"exchange\.overlap sends them before"):
+        run_world(2, lambda w: in_block(w, exchange={"overlap": True}, use=weigh_sum))
     with pytest.raises(ConfigError, match="batch_size is 4 and tokens_per_batch 9"):
         paceline.shard(data, 4, tokens_per_batch=9, world=solo)
     with pytest.raises(ConfigError, match="speeds is 'fast', expected equal or measured"):
         paceline.shard(data, 4, speeds="fast", world=solo)
+
+
+def test_accumulated_batches_are_numbered_and_measured_one_by_one():
+    """New speeds must not reach a batch that another rank has prepared already."""
+    costs = np.ones(SENTENCES)
+    settings = BalanceSettings(costs, speeds="measured")
+    balancer = make_balancer(as_source(sentences()), SoloWorld(), settings, ahead=2)
+    balancer.begin_epoch()
+    for step in range(4):
+        for at in range(3):  # three batches make a step
+            balancer.hand_out(np.array([3 * step + at]))
+        balancer.note_step(1.5, np.array([1.0 + step]))
+    table = balancer.balance.speeds
+    assert balancer.speed == pytest.approx(2.0)  # three samples in 1.5 s
+    table.note(11, np.array([1.0, 3.0]))
+    assert table.at(14) is None or len(table.at(14)) == 1
+    assert table.at(15).tolist() == [0.5, 1.5]
+
+
+@pytest.mark.parametrize("length", [None, 4])
+def test_samples_of_one_length_are_learned_one_by_one(length):
+    data = list(range(9)) if length is None else [np.zeros((length, 2)) for _ in range(9)]
+    balancer = make_balancer(as_source(data), SoloWorld(), BalanceSettings("learned"))
+    balancer.begin_epoch()
+    for _ in range(3):
+        for at in range(9):
+            balancer.hand_out(np.array([at]))
+            balancer.note_step(5.0 if at == 3 else 1.0, None)
+    balancer.learn()
+    assert balancer.balance.costs.argmax() == 3

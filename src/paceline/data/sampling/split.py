@@ -70,7 +70,11 @@ class Balance:
         return self._chosen[key]
 
     def learn(self, costs: Vector) -> None:
-        """Better costs have been found; epochs are planned by them from now on."""
+        """Better costs have been found; epochs are planned by them, in the unit of the old ones."""
+        self.use(costs * (float(self.costs.mean()) / float(costs.mean())))
+
+    def use(self, costs: Vector) -> None:
+        """Plan by these from now on."""
         self.costs = costs
         self._chosen.clear()
 

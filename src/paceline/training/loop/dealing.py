@@ -60,7 +60,7 @@ class Dealer:
         self._counter: Counter = make_counter(
             world, lambda error: fail(world, error), ahead=by_steps
         )
-        self._first = self._used = 0
+        self._first = self._used = self._taken_before = 0
         self._epoch: DealtEpoch | None = None
         self._order: Vector = np.empty(0, np.int64)
 
@@ -81,8 +81,11 @@ class Dealer:
         ends = [plan.span(step)[1] for step in range(len(plan))] if len(places) else []
         return DealtSplit(DealtEpoch(places, [0, *ends], micro, costs), remainder.size, len(order))
 
-    def begin_epoch(self, split: DealtSplit, *, seed: int, epoch: int, shuffle: bool) -> None:
-        """Deal this from now on."""
+    def begin_epoch(
+        self, split: DealtSplit, taken: int, *, seed: int, epoch: int, shuffle: bool
+    ) -> None:
+        """Deal this from now on; so many batches of it were taken before. All ranks do so."""
+        self._taken_before = taken
         self._epoch = split.epoch
         self._order = order_of(self._source, seed, epoch, shuffle)
         self._first, self._used = self._used, self._used + split.epoch.total
@@ -111,11 +114,11 @@ class Dealer:
 
     def end_epoch(self) -> None:
         """Nothing more is taken of it, and nothing has been of the next."""
-        self._first = self._used
+        self._first, self._taken_before = self._used, 0
 
     def taken(self) -> int:
         """Batches that ranks have taken of the epoch, when all have paused; all together."""
-        return max(0, self._counter.value() - self._first)
+        return max(self._taken_before, self._counter.value() - self._first)
 
     def close(self) -> None:
         """All ranks together."""

@@ -50,13 +50,15 @@ def open_feed(state: RunState, position: EpochPosition) -> Feed:
     data, source, taken = state.config.data, state.data.train, position.taken
     if state.data.balancer is not None:
         state.data.balancer.begin_epoch(taken)
+    split = None if isinstance(source, Stream) else split_run(state, position.remainder)
+    if isinstance(split, DealtSplit):
+        assert state.dealer is not None
+        state.dealer.begin_epoch(split, taken, **order_of_run(state))
     if position.ended:
         return Feed(iter(()), 0)
-    split = None if isinstance(source, Stream) else split_run(state, position.remainder)
     if isinstance(split, DealtSplit):
         dealer = state.dealer
         assert dealer is not None
-        dealer.begin_epoch(split, **order_of_run(state))
         return Feed(dealer.batches(taken), len(split) - taken if dealer.by_steps else _NOT_KNOWN)
     batches = training_batches(
         source,

@@ -298,17 +298,21 @@ class Worker:
     def _dealt_gradients(self, batch: DealtBatch) -> float | None:
         """The same of as many micro-batches as this rank gets to."""
         loss = total = 0.0
+        rejected = False
         self.replica.clear_gradients()
         for micro_batch in batch:
             weight = self._weight_of(micro_batch)
             if not weight:
                 continue
+            # After a rejection, too: samples of the step that nobody takes would not be counted.
             its_loss = self.replica.gradients(micro_batch, weight=weight, add=total > 0)
-            if not math.isfinite(its_loss):
+            if not math.isfinite(its_loss) and not rejected:
                 self.stepper.reject(f"the loss is {its_loss}", micro_batch.where)
-                return None
+                rejected = True
             loss, total = loss + weight * its_loss, total + weight
-        if not total:
+        if rejected:
+            self.replica.clear_gradients()
+        if rejected or not total:
             return None
         scale_gradients(self.replica, 1 / total)
         return loss / total
