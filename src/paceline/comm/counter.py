@@ -116,7 +116,7 @@ class RemoteCounter:
         self._world, self._local, self._on_error = world, local, on_error
         self._is_near, self._ahead = is_near, ahead
         self._asked: _Asked | None = None
-        self._ended = False
+        self._ended = self._abandoned = False
         self._thread: threading.Thread | None = None
         if world.rank == 0:
             name = "paceline-counter"
@@ -150,6 +150,7 @@ class RemoteCounter:
         self._world.free()
 
     def abandon(self) -> None:
+        self._abandoned = True
         self._end_thread()
 
     def _ask(self, first: int, last: int) -> int | None:
@@ -189,7 +190,7 @@ class RemoteCounter:
         wanted = np.empty(2, np.int64)
         request = self._world.irecv(wanted, ANY_RANK, _REQUEST)
         replies: list[tuple[Pending, Buffer]] = []
-        while not self._ended or replies:
+        while not self._abandoned and (replies or not self._ended):
             replies = [pair for pair in replies if not pair[0].done()]
             if not request.done():
                 patience.pause()

@@ -50,12 +50,9 @@ class Balancer:
     All ranks plan alike: what one measures counts when all know it.
     """
 
-    def __init__(
-        self, world: World, balance: Balance, model: CostModel | None, learns_late: bool
-    ) -> None:
-        """`learns_late`: costs are guesses until an epoch has been measured."""
+    def __init__(self, world: World, balance: Balance, model: CostModel | None) -> None:
+        """`model` learns the costs, if they are to be learned."""
         self._world, self.balance, self._model = world, balance, model
-        self.learns_late = learns_late
         self.speed = 0.0
         """The cost that this rank gets through in a second; 0: not known yet, or not followed."""
         self._done: deque[tuple[float, float]] = deque(maxlen=_STEPS)
@@ -87,9 +84,7 @@ class Balancer:
         """Between two epochs: if costs are learned, all ranks together."""
         if self._model is None:
             return
-        total = self._model.sums()
-        self._world.all_reduce(total)
-        costs = self._model.fit(total)
+        costs = learn_together(self._world, self._model)
         if costs is not None:
             self.balance.learn(costs)
 
@@ -164,7 +159,7 @@ def make_balancer(
     costs, model = read_costs(source, world, cost, padded)
     table = SpeedTable(ahead + 2) if speeds == MEASURED else None
     balance = Balance(costs, bucketing, tokens, padded, weights, table)
-    return Balancer(world, balance, model, learns_late=isinstance(model, SampleModel))
+    return Balancer(world, balance, model)
 
 
 def read_costs(
@@ -179,6 +174,13 @@ def read_costs(
     if lengths.min() == lengths.max():  # or there are none
         return np.ones(len(source)), SampleModel(len(source))
     return lengths, LengthModel(lengths, padded)
+
+
+def learn_together(world: World, model: CostModel) -> Vector | None:
+    """The costs by what all ranks have measured; None: too little is known."""
+    total = model.sums()
+    world.all_reduce(total)
+    return model.fit(total)
 
 
 def read_together(

@@ -19,7 +19,7 @@ from paceline.data.sampling.shards import check_batch_size, order_of
 from paceline.data.sources import Samples
 from paceline.errors import ConfigError, TrainingError
 from paceline.runtime.world import init
-from paceline.training.balance import WARM_UP_STEPS, read_costs
+from paceline.training.balance import WARM_UP_STEPS, learn_together, read_costs
 from paceline.training.batches import Convert, Order, content_of, read_weights, weight_of
 from paceline.training.session import ServedSamples, Serving, begin_serving, current_session
 
@@ -65,10 +65,13 @@ class Deal:
         dealt = DealtEpoch(order, edges, self._micro_batch or 1, costs)
         counter, first = self._open_counter(dealt.total)
         served = begin_serving()
-        for step in range(len(dealt)):
-            served.begin(self, self._serving)
-            numbers = dealt.numbers(step)
-            yield DealtStep(self, dealt, counter, first, numbers, served)
+        try:
+            for step in range(len(dealt)):
+                served.begin(self, self._serving)
+                numbers = dealt.numbers(step)
+                yield DealtStep(self, dealt, counter, first, numbers, served)
+        finally:  # steps that follow are not of this epoch, and may have no samples of it
+            served.end(self)
         for pace in current_session().paces:
             pace.end_epoch(self)
 
@@ -76,9 +79,7 @@ class Deal:
         """All ranks together, between two epochs."""
         if self._model is None:
             return
-        total = self._model.sums()
-        self._world.all_reduce(total)
-        found = self._model.fit(total)
+        found = learn_together(self._world, self._model)
         self._costs = self._costs if found is None else found
 
     def note(self, places: Vector, seconds: float) -> None:

@@ -100,7 +100,7 @@ class Pace:
         if not 0 <= weight < math.inf:
             raise TrainingError(f"pace.weigh({weight}), expected a number of 0 or more")
         served = current_session().served
-        if served is not None and served.how.dealt and served.by is not None:
+        if served is not None and served.how.dealt:
             raise TrainingError(
                 "paceline.deal weighs its samples itself; say deal(..., weight=...) instead of "
                 "pace.weigh"
@@ -260,7 +260,9 @@ class Pace:
                 assert self._unit_weight is not None, "each micro-batch has said its weight"
                 self._divisor = weight / self._unit_weight
             self._unit_weight = None
-        if new or served.how.dealt:  # else another step on the same batch
+        if self._by is None:
+            self._usual = Contribution(1, 1.0, more=True)
+        elif new or served.how.dealt:  # else another step on the same batch
             self._usual = Contribution(new, weight / served.how.full, more=True)
 
     def _note_facts(self, how: Serving) -> None:

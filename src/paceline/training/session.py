@@ -44,6 +44,11 @@ class ServedSamples:
             self.by, self.turn, self.samples, self.weight = by, self.turn + 1, 0, 0.0
         self.how = how
 
+    def end(self, by: object) -> None:
+        """Nothing is served any more: what a loop does next is its own."""
+        if by is self.by:
+            self.begin(None, Serving())
+
     def add(self, samples: int, weight: float) -> None:
         """So many more have been handed out."""
         self.samples += samples

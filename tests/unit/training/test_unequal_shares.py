@@ -346,3 +346,36 @@ def test_samples_of_one_length_are_learned_one_by_one(length):
             balancer.note_step(5.0 if at == 3 else 1.0, None)
     balancer.learn()
     assert balancer.balance.costs.argmax() == 3
+
+
+@pytest.mark.parametrize("same_block", [True, False])
+def test_steps_after_a_dealt_epoch_are_the_loops_own(same_block):
+    """They count as steps without `shard` do, in the same block and in the next."""
+
+    def step_on(model, optimizer, rank, pace):
+        optimizer.zero_grad()
+        mean_loss(model, torch.full((1, WIDTH), 1.0 + rank)).backward()
+        optimizer.step()
+        pace.weigh(2.0)
+        mean_loss(model, torch.full((1, WIDTH), 3.0)).backward()
+        optimizer.step()
+
+    def program(world):
+        model = build()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with paceline.keep_pace(model, optimizer, world=world) as pace:
+            for batch in paceline.deal(sentences(), 8, world=world):
+                optimizer.zero_grad()
+                for sentence in batch:
+                    mean_loss(model, sentence).backward()
+                optimizer.step()
+            before = weights(model)
+            if same_block:
+                step_on(model, optimizer, world.rank, pace)
+        if not same_block:
+            with paceline.keep_pace(model, optimizer, world=world) as pace:
+                step_on(model, optimizer, world.rank, pace)
+        return before, weights(model)
+
+    for before, after in run_world(2, program):
+        assert np.abs(after - before).max() > 1e-4

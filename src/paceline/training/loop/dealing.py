@@ -55,7 +55,7 @@ class Dealer:
         """`by_steps`: ranks share the samples of each step; else each takes whole batches. All
         ranks together."""
         self._source, self.by_steps, self._costs = source, by_steps, costs
-        self._micro_batch, self._watch, self._size = micro_batch, watch, world.size
+        self._micro_batch, self._watch = micro_batch, watch
         # A number that was asked for ahead would be lost when the run is interrupted.
         self._counter: Counter = make_counter(
             world, lambda error: fail(world, error), ahead=by_steps
