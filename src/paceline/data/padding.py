@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -51,7 +52,7 @@ class _Call:
     offsets: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
 
-class _ByLength:
+class _ByLength(ABC):
     """Collate leaf by leaf: sequences as a subclass does it, numbers and fixed leaves stacked."""
 
     _tensors_only = False
@@ -138,8 +139,9 @@ class _ByLength:
     def _by_torch(self, sample: Any) -> bool:
         return self._tensors_only or any(torch_has(leaf, "Tensor") for leaf in leaves(sample))
 
+    @abstractmethod
     def _join_sequences(self, column: _Column, call: _Call) -> Any:
-        raise NotImplementedError
+        """The sequences of one leaf, as one."""
 
     def _finish(self, inputs: Any, call: _Call) -> Any:
         return inputs

@@ -23,19 +23,19 @@ TRIAL = "PACELINE_TRIAL"
 EVERY_S = 0.25
 _STATUS = Path("/proc/self/status")
 _taken = False
-_facts = RunFacts(own_loop=True)
 
 
 class TrialLog:
     """Appends lines of JSON to `folder/rank-0003.jsonl`: at the first step, then 4 times a second.
 
     A line has the rank's own clock, samples and steps so far, seconds waited of the seconds that
-    the loop took, and memory. All but the memory only grow: two lines give a rate. The facts are
-    those of `note_facts`.
+    the loop took, and memory. All but the memory only grow: two lines give a rate.
     """
 
     def __init__(self, file: TextIO, workers: int) -> None:
         self._file, self._workers = file, workers
+        self.facts = RunFacts(own_loop=True)
+        """What advice for this program depends on; set it where more is known."""
         self._samples = self._wait_s = self._spent_s = 0.0
         self._steps, self._unit = 0, "samples"
         self._now_s = self._next_s = 0.0
@@ -65,7 +65,7 @@ class TrialLog:
             "shared_bytes": shared,
             "workers": self._workers,
             "unit": self._unit,
-            "facts": asdict(_facts),
+            "facts": asdict(self.facts),
         }
         with suppress(OSError, ValueError):  # the trial may be over, its folder gone
             self._file.write(json.dumps(line) + "\n")
@@ -98,12 +98,6 @@ def open_trial(rank: int, workers: int) -> TrialLog | None:
     log = TrialLog(file, workers)
     atexit.register(log.write)
     return log
-
-
-def note_facts(facts: RunFacts) -> None:
-    """Say what advice for this program depends on; if nobody does, it has a loop of its own."""
-    global _facts
-    _facts = facts
 
 
 def _create(folder: Path, name: str) -> TextIO:

@@ -15,7 +15,7 @@ from paceline.frameworks.registry import make_loop
 from paceline.frameworks.replica import Loop, scale_gradients
 from paceline.frameworks.threads import limit_threads
 from paceline.observe import Stopwatch, TimeSplit
-from paceline.observe.trial import note_facts, open_trial
+from paceline.observe.trial import open_trial
 from paceline.observe.waiting import RunFacts
 from paceline.rules import Rule, make_rule
 from paceline.runtime.failure import ending_together, fail
@@ -267,16 +267,16 @@ class Pace:
 
     def _note_facts(self, how: Serving) -> None:
         """For `paceline tune`: what this loop could use against waiting, and does not."""
+        if self._trial is None:
+            return
         balancer, by_speed = how.balancer, self._rule.exchange_kind == "gradients"
         follows = balancer is not None and balancer.follows_speeds
-        note_facts(
-            RunFacts(
-                own_loop=True,
-                asynchronous=self.asynchronous,
-                can_cost=balancer is None and not how.dealt,
-                can_deal=not how.dealt,
-                can_measure_speeds=by_speed and not how.dealt and not follows,
-            )
+        self._trial.facts = RunFacts(
+            own_loop=True,
+            asynchronous=self.asynchronous,
+            can_cost=balancer is None and not how.dealt,
+            can_deal=not how.dealt,
+            can_measure_speeds=by_speed and not how.dealt and not follows,
         )
 
     def _follow(self, balancer: Balancer | None) -> None:

@@ -27,6 +27,16 @@ def command_lines(parent: int | None = None) -> list[str]:
     return found
 
 
+def lines_of_children(parent: int) -> list[str]:
+    """Popen returns when exec closes its pipe; the kernel writes the command line after that."""
+    end = time.monotonic() + 30
+    lines = command_lines(parent)
+    while not all(lines) and time.monotonic() < end:
+        time.sleep(0.02)
+        lines = command_lines(parent)
+    return lines
+
+
 def test_the_reaper_does_not_show_the_folder_and_removes_it(tmp_path):
     folder = tmp_path / "paceline-1-secret"
     folder.mkdir(mode=0o700)
@@ -46,7 +56,7 @@ def test_the_reaper_does_not_show_the_folder_and_removes_it(tmp_path):
     )
     try:
         assert launcher.stdout.readline() == b"ready\n"
-        lines = command_lines(launcher.pid)
+        lines = lines_of_children(launcher.pid)
     finally:
         launcher.kill()
         launcher.communicate()

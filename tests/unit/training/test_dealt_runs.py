@@ -181,14 +181,13 @@ def test_a_rank_that_had_ended_deals_with_the_others_again(tmp_path):
         watch=Stopwatch(), fail=lambda world, error: None,
     )  # fmt: skip
     order = {"seed": 1, "epoch": 0, "shuffle": False}
-    split = dealer.split(EpochRemainder(1, 4), **order)
-    dealer.begin_epoch(split, 3, **order)
+    assert dealer.begin_epoch(EpochRemainder(1, 4), 3, **order) == 5
     assert dealer.taken() == 3  # nobody has taken one since
     assert len(list(dealer.batches(3))) == 2
     assert dealer.taken() == 5
     dealer.end_epoch()
     assert dealer.taken() == 0
-    dealer.begin_epoch(split, 0, **order)
+    dealer.begin_epoch(EpochRemainder(1, 4), 0, **order)
     assert len(list(dealer.batches(0))) == 5
 
 

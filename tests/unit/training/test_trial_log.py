@@ -19,7 +19,6 @@ def folder(tmp_path, monkeypatch):
     """The folder of a trial that this process is a rank of."""
     monkeypatch.setenv(TRIAL, str(tmp_path))
     monkeypatch.setattr(trial, "_taken", False)
-    monkeypatch.setattr(trial, "_facts", RunFacts(own_loop=True))
     monkeypatch.setattr(trial, "atexit", SimpleNamespace(register=lambda function: None))
     return tmp_path
 

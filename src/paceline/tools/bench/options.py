@@ -30,6 +30,19 @@ def add_counts(parser: argparse.ArgumentParser, default: Sequence[int], least: i
     )
 
 
+def add_names(
+    parser: argparse.ArgumentParser, option: str, names: Sequence[str], what: str
+) -> None:
+    """`--networks cnn mlp`: some of these; None if none is named."""
+    parser.add_argument(
+        option,
+        nargs="+",
+        choices=names,
+        metavar="NAME",
+        help=f"{what}, of {', '.join(names)} (default: all)",
+    )
+
+
 def add_shared_options(parser: argparse.ArgumentParser) -> None:
     """Options of every benchmark; one that needs another number of rounds has set it before."""
     usual = parser.get_default("rounds") or "5, with --quick 2"

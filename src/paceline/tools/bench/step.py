@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from paceline.rules import RULES
 from paceline.tools.bench.harness import run_ranks
-from paceline.tools.bench.options import add_counts
+from paceline.tools.bench.options import add_counts, add_names
 from paceline.tools.bench.rows import Row
 
 NAME = "step"
@@ -41,24 +41,12 @@ class StepTimes(TypedDict):
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, default=(2,))
     add_networks(parser, NETWORKS)
-    _add_names(parser, "--rules", tuple(RULES), "how the ranks keep pace, with default settings")
+    add_names(parser, "--rules", tuple(RULES), "how the ranks keep pace, with default settings")
 
 
 def add_networks(parser: argparse.ArgumentParser, networks: Sequence[str]) -> None:
     """`--networks cnn mlp`: some of these."""
-    _add_names(parser, "--networks", networks, "what is trained")
-
-
-def _add_names(
-    parser: argparse.ArgumentParser, option: str, names: Sequence[str], what: str
-) -> None:
-    parser.add_argument(
-        option,
-        nargs="+",
-        choices=names,
-        metavar="NAME",
-        help=f"{what}, of {', '.join(names)} (default: all)",
-    )
+    add_names(parser, "--networks", networks, "what is trained")
 
 
 def measure(args: argparse.Namespace) -> list[Row]:

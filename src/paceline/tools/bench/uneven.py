@@ -28,7 +28,7 @@ from paceline.errors import ConfigError, LaunchError
 from paceline.tools.bench.harness import run_ranks
 from paceline.tools.bench.hosts import NAMES, Hosts, check_means
 from paceline.tools.bench.link import run_in_hosts
-from paceline.tools.bench.options import add_counts, at_least
+from paceline.tools.bench.options import add_counts, add_names, at_least
 from paceline.tools.bench.rows import Row
 from paceline.tools.bench.uneven_figures import Facts, make_overhead_row, make_rows
 
@@ -111,8 +111,8 @@ class HostsSettings(TypedDict):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, default=(2, 4), least=2)
-    _add_names(parser, "--models", MODELS, "what is trained")
-    _add_names(
+    add_names(parser, "--models", MODELS, "what is trained")
+    add_names(
         parser,
         "--corpora",
         CORPORA,
@@ -126,7 +126,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="B",
         help="sentences per rank and step (default: 1 8 32; with more than 2 ranks 1 8)",
     )
-    _add_names(parser, "--parts", PARTS, "what is measured")
+    add_names(parser, "--parts", PARTS, "what is measured")
     parser.add_argument(
         "--hosts-ranks",
         nargs="+",
@@ -160,19 +160,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_names(
-    parser: argparse.ArgumentParser, option: str, names: Sequence[str], what: str
-) -> None:
-    parser.add_argument(
-        option,
-        nargs="+",
-        choices=names,
-        default=names,
-        metavar="NAME",
-        help=f"{what}; of {', '.join(names)} (default: all)",
-    )
-
-
 def _read_bucketing(text: str) -> tuple[str, float]:
     """
     >>> _read_bucketing("planned=0.5")
@@ -202,7 +189,12 @@ def measure(args: argparse.Namespace) -> list[Row]:
     }
     _check_hosts_ranks(args.hosts_ranks or ())
     scale = _QUICK if args.quick else _USUAL
-    return [row for part in PARTS if part in args.parts for row in measured[part](args, scale)]
+    return [
+        row
+        for part in PARTS
+        if part in (args.parts or PARTS)
+        for row in measured[part](args, scale)
+    ]
 
 
 def _check_hosts_ranks(counts: Sequence[int]) -> None:
@@ -217,7 +209,12 @@ def _measure_compute(args: argparse.Namespace, scale: Scale) -> Iterator[Row]:
         _say(f"compute, {ranks} ranks")
         batches = args.batch or choose_batches(scale["batches"], ranks)
         settings: UnevenSettings = {
-            "cases": [(m, c, b) for m in args.models for c in args.corpora for b in batches],
+            "cases": [
+                (m, c, b)
+                for m in (args.models or MODELS)
+                for c in (args.corpora or CORPORA)
+                for b in batches
+            ],
             "sentences": scale["sentences"],
             "bucketing": dict(args.bucketing),
             "micro_batch": args.micro_batch,
@@ -240,7 +237,7 @@ def _measure_hosts(args: argparse.Namespace, scale: Scale) -> Iterator[Row]:
     try:
         check_means()
     except ConfigError as error:
-        if list(args.parts) == ["hosts"]:
+        if list(args.parts or PARTS) == ["hosts"]:
             raise
         _say(f"the part hosts is left out: {error}")
         return

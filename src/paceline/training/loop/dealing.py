@@ -68,7 +68,9 @@ class Dealer:
         self, remainder: EpochRemainder, *, seed: int, epoch: int, shuffle: bool
     ) -> DealtSplit:
         """How an epoch, or what is left of one, is dealt."""
-        order = order_of(self._source, seed, epoch, shuffle)
+        return self._split(remainder, order_of(self._source, seed, epoch, shuffle))
+
+    def _split(self, remainder: EpochRemainder, order: Vector) -> DealtSplit:
         places = remainder.pick(np.arange(len(order)))
         size = remainder.batch_size
         if self.by_steps:
@@ -82,13 +84,15 @@ class Dealer:
         return DealtSplit(DealtEpoch(places, [0, *ends], micro, costs), remainder.size, len(order))
 
     def begin_epoch(
-        self, split: DealtSplit, taken: int, *, seed: int, epoch: int, shuffle: bool
-    ) -> None:
-        """Deal this from now on; so many batches of it were taken before. All ranks do so."""
+        self, remainder: EpochRemainder, taken: int, *, seed: int, epoch: int, shuffle: bool
+    ) -> int:
+        """Deal this from now on, and say how many steps it has; so many steps, or batches of all
+        ranks, were taken before. All ranks do so."""
         self._taken_before = taken
-        self._epoch = split.epoch
         self._order = order_of(self._source, seed, epoch, shuffle)
-        self._first, self._used = self._used, self._used + split.epoch.total
+        self._epoch = self._split(remainder, self._order).epoch
+        self._first, self._used = self._used, self._used + self._epoch.total
+        return len(self._epoch)
 
     def take(self, numbers: range) -> Batch | None:
         """The next micro-batch of these numbers; None: all have been taken."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TypedDict
 
 from paceline.data import Batch, EpochRemainder, Shard, Stream, training_batches
-from paceline.data.sampling.dealing import DealtSplit
 from paceline.data.sampling.split import EpochSplit, split_epoch
 from paceline.training.loop.dealing import DealtBatch
 from paceline.training.loop.position import EpochPosition
@@ -50,16 +49,14 @@ def open_feed(state: RunState, position: EpochPosition) -> Feed:
     data, source, taken = state.config.data, state.data.train, position.taken
     if state.data.balancer is not None:
         state.data.balancer.begin_epoch(taken)
-    split = None if isinstance(source, Stream) else split_run(state, position.remainder)
-    if isinstance(split, DealtSplit):
-        assert state.dealer is not None
-        state.dealer.begin_epoch(split, taken, **order_of_run(state))
+    dealer, steps = state.dealer, 0
+    if dealer is not None:  # a rank that has ended, too: numbers are counted alike on all
+        steps = dealer.begin_epoch(position.remainder, taken, **order_of_run(state))
     if position.ended:
         return Feed(iter(()), 0)
-    if isinstance(split, DealtSplit):
-        dealer = state.dealer
-        assert dealer is not None
-        return Feed(dealer.batches(taken), len(split) - taken if dealer.by_steps else _NOT_KNOWN)
+    if dealer is not None:
+        return Feed(dealer.batches(taken), steps - taken if dealer.by_steps else _NOT_KNOWN)
+    split = None if isinstance(source, Stream) else split_run(state, position.remainder)
     batches = training_batches(
         source,
         shard=Shard(state.world.rank, state.world.size),

@@ -21,7 +21,6 @@ from paceline.core.vectors import checksum
 from paceline.data.padding import Pad
 from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
 from paceline.observe import EpochRecord, TimeSplit
-from paceline.observe.trial import note_facts
 from paceline.runtime.stop_requests import REQUEUE
 from paceline.sync.make import with_common_weights
 from paceline.training.callbacks import Logs
@@ -29,7 +28,7 @@ from paceline.training.loop.divergence import Divergence
 from paceline.training.loop.state import RunState
 from paceline.training.loop.stopping import Stopping
 from paceline.training.loop.validation import validate
-from paceline.training.loop.waiting import describe_run, judge_waiting
+from paceline.training.loop.waiting import judge_waiting
 from paceline.training.loop.worker import StepHook, Worker
 from paceline.training.resume.snapshot import snapshot_common, snapshot_rank
 
@@ -51,7 +50,6 @@ class TrainingRun(ABC):
         self.notify = state.callbacks.notify
         self.stopping = Stopping(self.config.stop)
         self.divergence = Divergence()
-        note_facts(describe_run(state))
 
     @abstractmethod
     def train(self) -> str | None:

@@ -31,6 +31,7 @@ from paceline.training.loop.feed import open_feed, split_run
 from paceline.training.loop.position import EpochPosition
 from paceline.training.loop.state import RunState
 from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
+from paceline.training.loop.waiting import describe_run
 
 StepHook = Callable[[float | None, int], None]
 """Called after a step with this rank's loss (None: it had no samples) and the world's samples."""
@@ -64,6 +65,8 @@ class Worker:
         self._balancer = state.data.balancer
         self._bytes_recorded = 0
         self._trial = open_trial(state.world.rank, len(state.exchange.workers))
+        if self._trial is not None:
+            self._trial.facts = describe_run(state)
         limits = StepLimits(state.config.max_rejected, state.config.clip_norm)
         self.stepper = Stepper(
             state.world.rank, state.replica, state.exchange, limits, state.watch, self._wishes
