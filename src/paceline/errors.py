@@ -25,6 +25,13 @@ class WorldError(PacelineError):
     """Another rank failed or left, so this one cannot go on."""
 
 
+class RanksLost(PacelineError):
+    """Ranks of an elastic world are gone: those that are left go on without them.
+
+    No WorldError: what is tried again in another way after one of those must not go on here.
+    """
+
+
 class TrainingError(PacelineError):
     """Training went wrong: a loss that is not finite, a gradient where none may be."""
 

@@ -58,6 +58,7 @@ class Saver:
         self.regular = every is not None
         self._thread = ThreadPoolExecutor(1, "paceline-saver", initializer=_lower_priority)
         self._under_way: list[Future[None]] = []
+        self._open: str | None = None
         self._problem: OutputError | None = None
         self._reported: str | None = None
         self.begin_period(0)
@@ -77,7 +78,8 @@ class Saver:
         """Begin one on the leading rank, when the last is done; None if it cannot be written."""
         self._wait()
         self._problem = None
-        self._do(name_of(step), self._store.begin)
+        self._open = name_of(step)
+        self._do(self._open, self._store.begin)
         return step if self._problem is None else None
 
     def add(self, number: int, part: str, tree: Tree) -> None:
@@ -97,6 +99,15 @@ class Saver:
         """Wait, and end the thread."""
         self._wait()
         self._thread.shutdown()
+
+    def abandon(self) -> None:
+        """Ranks were lost: what is not on disk will be no checkpoint, and nobody waits for it."""
+        self._report = lambda text: None
+        if self._open is not None:
+            with suppress(OutputError, OSError):
+                self._store.discard(self._open)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._under_way.clear()
 
     def _submit(self, name: str, action: Callable[[str], None]) -> None:
         self._under_way.append(self._thread.submit(self._do, name, action))

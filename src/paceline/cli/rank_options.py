@@ -55,7 +55,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_rank_options(args: argparse.Namespace) -> RankRequest:
+def read_rank_options(args: argparse.Namespace, elastic: bool = False) -> RankRequest:
     """The values of the options that `add_rank_options` adds."""
     from paceline.launch.ranks import RankRequest  # not for --help: it takes long
 
@@ -66,6 +66,7 @@ def read_rank_options(args: argparse.Namespace) -> RankRequest:
         hostfile=args.hostfile,
         launcher=args.launcher,
         restarts=args.restarts,
+        elastic=elastic,
     )
 
 

@@ -18,7 +18,7 @@ from paceline.launch.ranks import start_or_join
 from paceline.runtime.failure import fail
 from paceline.runtime.torchrun.env import is_on_one_node, set_torchrun_env
 from paceline.runtime.torchrun.hook import bind_stores_to_loopback, set_default_rendezvous
-from paceline.runtime.world import everyone
+from paceline.runtime.world import everyone, note_exit_code
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,6 +31,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         usage="paceline run [-n N] [--threads T] [--restarts N] -- SCRIPT [ARGUMENTS ...]",
     )
     add_rank_options(parser)
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="go on with the ranks that are left when others are lost (a Trainer does; Open MPI 5)",
+    )
     parser.add_argument("script", help="a Python file, or -m and a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
     parser.set_defaults(function=run)
@@ -43,7 +48,8 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
         problem = "is not a file" if Path(args.script).exists() else "does not exist"
         raise LaunchError(f"the script {args.script} {problem}")
     join = partial(_join, args.script, args.arguments)
-    return start_or_join(read_rank_options(args), given, join, for_torch=True)
+    request = read_rank_options(args, args.elastic)
+    return start_or_join(request, given, join, for_torch=True)
 
 
 def _join(script: str, arguments: list[str]) -> int:
@@ -52,7 +58,9 @@ def _join(script: str, arguments: list[str]) -> int:
     if is_on_one_node(os.environ):
         bind_stores_to_loopback()
     set_default_rendezvous(_rendezvous_by_mpi)
-    return _run_script(script, arguments)
+    code = _run_script(script, arguments)
+    note_exit_code(code)
+    return code
 
 
 def _rendezvous_by_mpi(url: str, **settings: Any) -> Iterator[tuple[object, int, int]]:

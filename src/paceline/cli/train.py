@@ -55,11 +55,19 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     if args.restarts and not detect().launched:
         config, given = _fix_run_dir(config, given)
     return start_or_join(
-        read_rank_options(args),
+        read_rank_options(args, config.elastic.enabled),
         given,
-        lambda: _train(config, args.summary),
+        lambda: _noting(_train(config, args.summary)),
         lambda: [*given, "--resume", "auto"],
     )
+
+
+def _noting(code: int) -> int:
+    """The launcher of an elastic run hears it from us."""
+    from paceline.runtime.world import note_exit_code
+
+    note_exit_code(code)
+    return code
 
 
 def _fix_run_dir(config: RunConfig, given: list[str]) -> tuple[RunConfig, list[str]]:
@@ -95,10 +103,11 @@ def _train(config: RunConfig, summary: str | None) -> int:
         if summary is not None:
             on_rank0(world, lambda: check_writable(Path(summary)))
         result = Trainer(config=config).fit()
+        world = init()  # an elastic run may have lost ranks
         if world.rank == 0:
             _report(result, summary, world.size)
     except Interrupted as error:  # on all ranks, so none waits for another
-        if world.rank == 0:
+        if init().rank == 0:
             sys.stdout.flush()
             sys.stderr.write(f"paceline: {error}\n")
             sys.stderr.flush()

@@ -33,7 +33,9 @@ from paceline.comm.world import (  # noqa: E402
 )
 from paceline.core.chunks import split_buffer  # noqa: E402
 from paceline.core.vectors import aligned_zeros  # noqa: E402
-from paceline.errors import WorldError  # noqa: E402
+from paceline.errors import PacelineError, WorldError  # noqa: E402
+
+Explain = Callable[[MPI.Exception], PacelineError]
 
 MAX_ELEMENTS = 2**30
 """Elements per collective: before MPI 4 its counts are 32-bit, and so are some sums of them."""
@@ -43,6 +45,8 @@ MAX_MESSAGE = 2**31 - 1
 
 class MPIWorld:
     """One rank of an MPI communicator."""
+
+    elastic = False
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm
@@ -121,10 +125,12 @@ class MPIWorld:
 
     def irecv(self, buffer: Buffer, source: int = ANY_RANK, tag: int = 0) -> Pending:
         wanted = MPI.ANY_SOURCE if source == ANY_RANK else source
-        return _PendingReceive(self._comm.Irecv(_whole(buffer), source=wanted, tag=tag))
+        request = self._comm.Irecv(_whole(buffer), source=wanted, tag=tag)
+        return _PendingReceive(request, self._explain)
 
     def isend(self, buffer: Buffer, to: int, tag: int = 0) -> Pending:
-        return _PendingSend(self._comm.Isend(_whole(buffer), dest=to, tag=tag), self.rank)
+        request = self._comm.Isend(_whole(buffer), dest=to, tag=tag)
+        return _PendingSend(request, self.rank, self._explain)
 
     def barrier(self) -> None:
         if self.poll_interval_s is None:
@@ -166,9 +172,17 @@ class MPIWorld:
         """Nothing to check: a rank that fails ends all of MPI."""
 
     def split(self, colour: int) -> MPIWorld:
-        part = MPIWorld(self._comm.Split(colour, self.rank))
+        part = self._make(self._comm.Split(colour, self.rank))
         part.poll_interval_s = self.poll_interval_s
         return part
+
+    def _make(self, comm: MPI.Comm) -> MPIWorld:
+        """A world of the same kind, of ranks of this one."""
+        return MPIWorld(comm)
+
+    def _explain(self, error: MPI.Exception) -> PacelineError:
+        """What an error of MPI means to whoever waits for a message."""
+        return WorldError(f"a message could not be received: {error}")
 
     def free(self) -> None:
         self._comm.Free()
@@ -180,18 +194,18 @@ class MPIWorld:
 class _PendingReceive:
     """A posted receive."""
 
-    def __init__(self, request: MPI.Request) -> None:
-        self.source = ANY_RANK
+    def __init__(self, request: MPI.Request, explain: Explain) -> None:
+        self.source, self._explain = ANY_RANK, explain
         self._request: MPI.Request | None = request
         self._status = MPI.Status()
         self._done = False
-        self._problem: str | None = None
+        self._problem: PacelineError | None = None
 
     def done(self) -> bool:
         if self._request is not None:
             self._update(self._request.Test)
-        if self._problem:
-            raise WorldError(self._problem)
+        if self._problem is not None:
+            raise self._problem
         return self._done
 
     def cancel(self) -> None:
@@ -207,18 +221,22 @@ class _PendingReceive:
             if not self._status.Is_cancelled():
                 self._done, self.source = True, self._status.Get_source()
         except MPI.Exception as error:
-            self._problem = f"a message could not be received: {error}"
+            self._problem = self._explain(error)
         self._request = None
 
 
 class _PendingSend:
     """A send that was started."""
 
-    def __init__(self, request: MPI.Request, source: int) -> None:
-        self._request, self.source, self._done = request, source, False
+    def __init__(self, request: MPI.Request, source: int, explain: Explain) -> None:
+        self._request, self.source, self._explain = request, source, explain
+        self._done = False
 
     def done(self) -> bool:
-        self._done = self._done or bool(self._request.Test())
+        try:
+            self._done = self._done or bool(self._request.Test())
+        except MPI.Exception as error:
+            raise self._explain(error) from None
         return self._done
 
     def cancel(self) -> None:

@@ -19,6 +19,7 @@ class SoloWorld:
     rank = 0
     size = 1
     node_ranks: tuple[int, ...] = (0,)
+    elastic = False
     thread_multiple = True
     poll_interval_s: float | None = None
 

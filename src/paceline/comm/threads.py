@@ -61,6 +61,7 @@ class ThreadWorld:
     """One rank of a world of threads."""
 
     node = "threads"
+    elastic = False
     thread_multiple = True
     poll_interval_s: float | None = None
 

@@ -59,6 +59,8 @@ class World(Protocol):
     """The name of this rank's machine."""
     node_ranks: tuple[int, ...]
     """The ranks that share memory with this one, itself included."""
+    elastic: bool
+    """Whether it outlives its ranks: then calls raise RanksLost when some are gone."""
     thread_multiple: bool
     """Whether several threads of this rank may communicate at the same time."""
 

@@ -15,6 +15,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.cluster.cores import most_threads
 from paceline.config.data import DataConfig
+from paceline.config.elastic import ElasticConfig
 from paceline.config.messages import show
 from paceline.config.optimizer import OptimizerConfig
 from paceline.config.plain import as_plain, names_as_plain
@@ -120,6 +121,8 @@ class RunConfig(Section):
     """Resume the run in DIR, with its settings unless you give others; without DIR, or with
     `auto`, from the newest checkpoint in `--run-dir`, else of the newest such run in `runs/`, if
     there is one."""
+
+    elastic: Annotated[ElasticConfig, Group("Lost ranks")] = ElasticConfig()
 
     max_rejected: Annotated[int, Group("Checks"), Flag("--max-rejected")] = Field(10, ge=0)
     """Batches that a rank may reject because loss or gradients are not finite."""

@@ -198,6 +198,10 @@ class SliceStepper(Protocol):
     def step(self, chunk: Chunk) -> None:
         """Step on a chunk whose gradient has been written."""
 
+    def for_pieces(self, pieces: Sequence[slice], present: Vector | None) -> SliceStepper:
+        """The same optimizer on pieces of a rank that is lost, as it was before the step; `present`
+        if this one has begun the step with it."""
+
 
 @runtime_checkable
 class ShareableModel(VectorModel, Protocol):

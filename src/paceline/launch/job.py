@@ -60,6 +60,8 @@ class Job:
     placement: Placement = field(default_factory=Placement)
     variables: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the ranks, which is this machine's otherwise."""
+    elastic: bool = False
+    """Ranks may be lost, and the others go on."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class LauncherProcess:
     kind: str = "openmpi"
     hosts: tuple[str, ...] = ()
     """Other machines that it has to reach before any rank can start."""
+    elastic: bool = False
+    """Whether ranks may be lost: then the run itself says how it ended."""
 
     @property
     def is_hydra(self) -> bool:

@@ -80,7 +80,8 @@ def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> J
     """Run the job in the foreground, as its given restart, and return how it ended."""
     mpirun, machine = launcher or find_mpirun(), read_machine()
     hosts = tuple(host.name for host in job.placement.hosts)
-    process = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts)
+    elastic = job.elastic and mpirun.kind == "openmpi"
+    process = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts, elastic)
     with shared_memory(mpirun) as place:
         placed = write_qrsh_script(job, Path(place[JOB_DIR]), mpirun)
         argv, extra = render_command(placed, mpirun, machine)

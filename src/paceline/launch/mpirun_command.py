@@ -4,6 +4,7 @@ from paceline.cluster.cores import THREAD_VARIABLES
 from paceline.cluster.hosts import Host
 from paceline.errors import LaunchError
 from paceline.launch.job import Job, Machine, Mpirun, Placement
+from paceline.runtime.job_dir import ELASTIC
 
 KEEPALIVE_S = 5
 """Seconds between the probes of a silent host; it is given up after three."""
@@ -16,6 +17,10 @@ def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str
             f"{job.ranks} ranks x {job.threads} threads were asked for; both must be at least 1."
         )
     options, defaults = _DIALECTS[mpirun.kind](job, mpirun, machine)
+    if job.elastic and mpirun.kind == "openmpi":
+        # With coll/han ranks of several nodes may wait for ever to agree (Open MPI issue 13915).
+        options = ["--with-ft", "ulfm", *options]
+        defaults |= {ELASTIC: "1", "OMPI_MCA_coll": "^han"}
     defaults |= dict.fromkeys(THREAD_VARIABLES, str(job.threads))
     extra = {name: value for name, value in defaults.items() if name not in machine.environ}
     extra |= {"PACELINE_RANKS": str(job.ranks), "PACELINE_LAUNCHER": "1", **job.variables}

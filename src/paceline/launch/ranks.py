@@ -46,6 +46,8 @@ class RankRequest:
     launcher: str | None = None
     """mpirun or srun."""
     restarts: int = 0
+    elastic: bool = False
+    """Ranks may be lost, and the others go on."""
 
 
 def start_or_join(
@@ -87,7 +89,7 @@ def start_or_join(
 
     def run(restart: int) -> JobResult:
         words = again() if restart and again is not None else command
-        return _start_with_free_port(words, restart, plan, launcher, for_torch)
+        return _start_with_free_port(words, restart, plan, launcher, for_torch, request.elastic)
 
     ended = run_with_restarts(run, request.restarts)
     if ended.code in _SIGNALLED and ended.signalled and not ended.saved:
@@ -96,13 +98,18 @@ def start_or_join(
 
 
 def _start_with_free_port(
-    words: Sequence[str], restart: int, plan: RankPlan, launcher: Mpirun | None, for_torch: bool
+    words: Sequence[str],
+    restart: int,
+    plan: RankPlan,
+    launcher: Mpirun | None,
+    for_torch: bool,
+    elastic: bool,
 ) -> JobResult:
     """Run the ranks to their end; if MASTER_PORT was taken, again with another."""
     program = (sys.executable, "-m", "paceline", *words)
     for attempt in range(PORTS_TRIED):
         with _torch_variables(plan.placement, for_torch) as variables:
-            job = Job(plan.ranks, plan.threads, program, plan.placement, variables)
+            job = Job(plan.ranks, plan.threads, program, plan.placement, variables, elastic)
             ended = _start(job, restart, launcher)
         if not ended.port_taken or ended.signalled:
             break

@@ -18,7 +18,7 @@ from paceline.launch.mpirun_output import (
 )
 from paceline.launch.output import STDERR, JobOutput, write_all
 from paceline.launch.signals import SignalForwarder, forwarding
-from paceline.runtime.job_dir import read_heartbeats
+from paceline.runtime.job_dir import EXIT_CODE, read_heartbeats
 from paceline.runtime.reaper import Reaper, kill_job
 
 
@@ -78,14 +78,25 @@ def supervise_job(
             child.wait()
             output.close()
     asked = signals.was_asked_to_end()
+    if launcher.elastic and (code := _read_exit_code(folder)) is not None:
+        return JobResult(code, signals.received, saved=code == SAVED)
     death = None if asked or raw else output.death
     loss = None if asked else output.loss
     _report_end(child.returncode, death, None if raw else loss, folder, launcher, signals)
-    return JobResult(
-        choose_code(child.returncode, signals.ending, death, loss),
-        signals.received,
-        saved=child.returncode == SAVED,
-    )
+    code = choose_code(child.returncode, signals.ending, death, loss)
+    if launcher.elastic and not code:
+        write_all(STDERR, b"paceline: all ranks were lost before the run was done\n")
+        code = 1
+    return JobResult(code, signals.received, saved=child.returncode == SAVED)
+
+
+def _read_exit_code(folder: Path | None) -> int | None:
+    """What the ranks of an elastic run say; mpirun's own code may be that of a rank that was
+    lost."""
+    try:
+        return int((folder / EXIT_CODE).read_text()) if folder is not None else None
+    except (OSError, ValueError):
+        return None
 
 
 def choose_code(

@@ -28,6 +28,12 @@ HEARTBEATS = "heartbeats.json"
 RESTART = "PACELINE_RESTART"
 """The variable that holds how often the job has been restarted."""
 
+ELASTIC = "PACELINE_ELASTIC"
+"""The variable that is 1 where ranks may be lost and the others go on."""
+
+EXIT_CODE = "exitcode"
+"""In the job directory: what the run's first rank exits with; only of elastic runs."""
+
 NOTIFICATION = b"\x1epaceline "
 """Begins a line on stderr for the launcher: the name of a file, and what it shall hold."""
 

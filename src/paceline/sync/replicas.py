@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.checkpoint.tree import join, split
 from paceline.comm import World
+from paceline.core.trees import Tree
 from paceline.core.vectors import Layout, Vector, checksum, differences, is_finite
 from paceline.errors import ReplicaError, TrainingError
 from paceline.frameworks.replica import VectorModel
@@ -62,6 +64,40 @@ def _differing_names(
         for at, entry in enumerate(layout.entries)
         if any(everyone[rank][at] != everyone[0][at] for rank in differing)
     ]
+
+
+def copy_state(world: World, model: VectorModel, source: int, behind: bool) -> None:
+    """Give the models that are `behind` the parameters and the optimizer's state of `source`."""
+    parameters = model.parameters().copy()
+    world.broadcast(parameters, source)
+    state = broadcast_tree(world, model.optimizer_state() if world.rank == source else {}, source)
+    if behind:
+        model.parameters()[:] = parameters
+        model.accept_parameters()
+        model.accept_optimizer_state(state)
+
+
+def copy_buffers(world: World, model: VectorModel, source: int, behind: bool) -> None:
+    """Give the models that are `behind` the buffers of `source`."""
+    vector = model.buffers()
+    if vector.size:
+        found = vector.copy()
+        world.broadcast(found, source)
+        if behind:
+            vector[:] = found
+            model.accept_buffers()
+
+
+def broadcast_tree(world: World, tree: Tree, source: int = 0) -> Tree:
+    """The tree of `source`, on every rank."""
+    arrays, values = split(tree)
+    kinds = {name: (array.shape, array.dtype.str) for name, array in arrays.items()}
+    kinds, values = world.bcast_value((kinds, values), source)
+    if world.rank != source:
+        arrays = {name: np.empty(shape, np.dtype(kind)) for name, (shape, kind) in kinds.items()}
+    for array in arrays.values():
+        world.broadcast(array, source)
+    return join(arrays, values)
 
 
 def average_buffers(world: World, replica: VectorModel, works: bool = True) -> None:

@@ -11,9 +11,10 @@ from paceline.config.messages import show
 from paceline.errors import ConfigError
 
 KINDS = ("exception", "sigkill", "sigstop", "exit", "nan", "disk-full", "delay", "drop")
+MOMENTS = ("after", "before", "moving", "validation", "saving", "recovery")
 _FORM = (
     f"expected KIND:rank=R,step=S with a kind of {', '.join(KINDS)}; "
-    "delay also takes seconds=S and steps=N, exit code=C"
+    f"delay also takes seconds=S and steps=N, exit code=C, sigkill at={'|'.join(MOMENTS)}"
 )
 
 
@@ -22,7 +23,7 @@ class Fault:
     """One fault that occurs once; see `Inject` for what each kind does.
 
     >>> Fault.parse("delay:rank=1,step=5,seconds=0.5")
-    Fault(kind='delay', rank=1, step=5, seconds=0.5, code=0, steps=1)
+    Fault(kind='delay', rank=1, step=5, seconds=0.5, code=0, steps=1, at='after')
     """
 
     kind: str
@@ -36,6 +37,9 @@ class Fault:
     """The exit code of an exit."""
     steps: int = 1
     """In how many steps a delay occurs, one after the other."""
+    at: str = "after"
+    """When a sigkill strikes: before or after the step, while the ranks of a node move their common
+    parameters (moving), in the first validation or checkpoint since that step, or in a recovery."""
 
     def __post_init__(self) -> None:
         wrong = list(self._wrong())
@@ -47,7 +51,7 @@ class Fault:
         """Read a fault from a command line, for example "sigkill:rank=1,step=5"."""
         kind, _, rest = text.partition(":")
         values: dict[str, Any] = {}
-        wrong = []
+        wrong: list[str] = []
         for pair in filter(None, rest.split(",")):
             key, _, value = map(str.strip, pair.partition("="))
             try:
@@ -85,11 +89,15 @@ class Fault:
             yield f"seconds is {self.seconds}, expected 0 or more"
         if not 0 <= self.code <= 255:
             yield f"code is {self.code}, expected 0 to 255"
+        if self.at not in MOMENTS:
+            yield f"at is {show(self.at)}, expected one of {', '.join(MOMENTS)}"
+        elif self.at != "after" and self.kind != "sigkill":
+            yield f"at is {self.at}, which is for sigkill"
         if self.steps < 1:
             yield f"steps is {self.steps}, expected 1 or more"
 
 
-_READ = {"rank": int, "step": int, "seconds": float, "code": int, "steps": int}
+_READ = {"rank": int, "step": int, "seconds": float, "code": int, "steps": int, "at": str}
 
 
 def _unknown(kind: str) -> str:

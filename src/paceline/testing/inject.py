@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import os
@@ -33,7 +34,7 @@ class Inject(Callback):
     Each occurs once, on its rank, and is logged. After the step:
 
     - `exception` raises a RuntimeError, `exit` exits with `code`;
-    - `sigkill` and `sigstop` send this process that signal;
+    - `sigkill` and `sigstop` send this process that signal (a sigkill also at other moments);
     - `disk-full`: this process can no longer write to files. It sets the limit of file sizes to
       0, so the error is EFBIG ("File too large"), not ENOSPC; what is already written stays, and
       pipes and memory are not affected.
@@ -47,12 +48,17 @@ class Inject(Callback):
       instead, as if its messages were lost.
 
     Steps are those of the rank itself, so only ranks that train have faults. A run that resumes
-    from a checkpoint before the step has the fault again.
+    from a checkpoint before the step has the fault again. In an elastic run a rank keeps its
+    number here, whoever is lost.
     """
 
     def __init__(self, *faults: Fault) -> None:
         self._faults = faults
         self._trap: _Trap | None = None
+        self._rank: int | None = None
+
+    def on_train_begin(self, trainer: Trainer) -> None:
+        self._rank = trainer.world.rank
 
     def on_batch_begin(self, trainer: Trainer, step: int) -> None:
         for fault in self._due(trainer, step, ("nan", "delay", "drop")):
@@ -64,6 +70,10 @@ class Inject(Callback):
                 time.sleep(fault.seconds)
             else:
                 self._trap = _Trap(trainer.world)
+        for fault in self._due(trainer, step, ("sigkill",)):
+            if fault.at != "after":
+                _log.warning("injecting %s", fault)
+                _strike_at(fault, trainer)
 
     def on_batch_end(self, trainer: Trainer, step: int, logs: Logs) -> None:
         trap, self._trap = self._trap, None
@@ -71,11 +81,13 @@ class Inject(Callback):
             _fall_silent(trainer.world)
         kinds = ("exception", "exit", "sigkill", "sigstop", "disk-full")
         for fault in self._due(trainer, step, kinds):
-            _log.warning("injecting %s", fault)
-            _strike(fault)
+            if fault.at == "after":
+                _log.warning("injecting %s", fault)
+                _strike(fault)
 
     def _due(self, trainer: Trainer, step: int, kinds: tuple[str, ...]) -> list[Fault]:
-        here = (fault for fault in self._faults if fault.rank == trainer.world.rank)
+        rank = trainer.world.rank if self._rank is None else self._rank
+        here = (fault for fault in self._faults if fault.rank == rank)
         due = (f for f in here if f.step <= step < f.step + f.steps)
         return [fault for fault in due if fault.kind in kinds]
 
@@ -90,6 +102,32 @@ def _strike(fault: Fault) -> None:
     else:
         number = signal.SIGKILL if fault.kind == "sigkill" else signal.SIGSTOP
         os.kill(os.getpid(), number)
+
+
+def _strike_at(fault: Fault, trainer: Trainer) -> None:
+    """Strike where this process gets to at that moment; moving, after a part of it."""
+    run: Any = trainer._training_run
+    places: dict[str, tuple[Any, str]] = {
+        "moving": (getattr(run.exchange, "_optimizer", None), "step"),
+        "validation": (run.replica, "evaluate"),
+        "saving": (run.saver, "add"),
+        "recovery": (run, "settle"),
+    }
+    place, name = places.get(fault.at, (None, ""))
+    if place is None:
+        _strike(fault)
+        return
+    plain, calls = getattr(place, name), itertools.count(1)
+
+    def struck(*arguments: object) -> object:
+        if fault.at != "moving":
+            _strike(fault)
+        found = plain(*arguments)
+        if next(calls) == 2:
+            _strike(fault)
+        return found
+
+    setattr(place, name, struck)
 
 
 def _refuse_files() -> None:

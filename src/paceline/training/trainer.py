@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,20 @@ from paceline.core.trees import Tree
 from paceline.core.vectors import checksum
 from paceline.data import Stream, batches_per_epoch
 from paceline.data.cache.node_cache import NodeCache
-from paceline.errors import ConfigError
+from paceline.errors import ConfigError, RanksLost
 from paceline.frameworks.random_state import seed_generators
-from paceline.observe import EventLog, History, Stopwatch, make_progress, setup_logging
+from paceline.observe import (
+    EventLog,
+    History,
+    Progress,
+    Stopwatch,
+    make_progress,
+    setup_logging,
+)
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
-from paceline.runtime.world import init
+from paceline.runtime.world import init, next_world
 from paceline.sync.interface import Exchange
 from paceline.sync.make import is_asynchronous, make_exchange, next_exchange_id
 from paceline.sync.replicas import start_equal
@@ -43,6 +51,8 @@ from paceline.training.loop.run import TrainingRun
 from paceline.training.loop.state import Datasets, RunOutputs, RunState
 from paceline.training.loop.sync_run import SyncRun
 from paceline.training.model_file import check_room, save_model
+from paceline.training.resume.carried import Carried
+from paceline.training.resume.continuation import Continuation
 from paceline.training.resume.resumed import FOLDER, Resumed, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
 from paceline.training.run_data import make_dealer, open_run_data
@@ -133,37 +143,63 @@ class Trainer:
                 self._claim = None
 
     def _fit(self, cache: NodeCache | None) -> Result:
-        config, world = self.config, self.world
+        """Train in one generation of the world after the other, until the run is done."""
         self.clock, self.history = Clock(), History()
+        self._training_run = None
+        goes_on: Carried | None = None
+        while True:
+            try:
+                return self._fit_generation(cache, goes_on)
+            except RanksLost:
+                goes_on = self._carry_over()
+
+    def _carry_over(self) -> Carried | None:
+        """Ranks were lost: those that are left form the next world, and finish what was under way;
+        None if no step had been taken."""
+        run = self._training_run
+        while True:
+            self.world = next_world(self.world)
+            try:
+                if run is None:
+                    return None
+                run.settle(self.world)
+                goes_on = Carried(run, self.world)
+                break
+            except RanksLost:  # again
+                continue
+        run.exchange.abandon()
+        fewest = self.config.elastic.min
+        if self.world.size < fewest:
+            self._stop_requests.ask(
+                f"{self.world.size} ranks are left, and elastic.min is {fewest}"
+            )
+        return goes_on
+
+    def _fit_generation(self, cache: NodeCache | None, goes_on: Carried | None) -> Result:
+        config, world = self.config, self.world
         setup_logging(world.rank, world.size)
-        seed_generators(config.seed)  # functions that make data may draw random numbers
-        data = open_run_data(config, world, cache)
-        if not isinstance(data.train, Stream):
-            self.clock.samples_per_epoch = len(data.train)
-        self.replica = build_replica(config, world)
-        start_equal(world, self.replica)
-        identity = self._identify(data)
-        resumed = self._find_resumed(identity)
-        if resumed is not None:
-            same = resumed.facts["optimizer"] == config.describe()["optimizer"]
-            restore_replica(self.replica, resumed, same)
-        self._exchange = exchange = self._make_exchange(data, resumed)
+        if goes_on is None:
+            self._prepare(cache)
+        resumed = goes_on or self._resumed
+        self._exchange = exchange = self._make_exchange(self._data, resumed)
         watch = Stopwatch()
         dealer = None
         try:
-            dealer = make_dealer(config, world, data, watch)
-            began = time.perf_counter()
-            stopped = self._run(data, identity, resumed, dealer, watch)
-        except BaseException:
-            exchange.abandon()
+            dealer = make_dealer(config, world, self._data, watch)
+            stopped = self._run(resumed, dealer, watch)
+            exchange.close()
+            if dealer is not None:
+                dealer.close()
+        except BaseException as error:
+            run = self._training_run
+            settles = isinstance(error, RanksLost) and run is not None and run.exchange is exchange
+            if not settles:
+                exchange.abandon()
             if dealer is not None:
                 dealer.abandon()
             raise
-        exchange.close()
-        if dealer is not None:
-            dealer.close()
         self.replica.release()
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - self._began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
         summary |= self._state.summary if self._state is not None else {}
         on_rank0(world, lambda: self._save(summary))
@@ -171,7 +207,23 @@ class Trainer:
             getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
         )
 
-    def _make_exchange(self, data: Datasets, resumed: Resumed | None) -> Exchange:
+    def _prepare(self, cache: NodeCache | None) -> None:
+        """What is made once: data, model, and the checkpoint to go on from."""
+        config, world = self.config, self.world
+        self._began = time.perf_counter()
+        seed_generators(config.seed)  # functions that make data may draw random numbers
+        self._data = data = open_run_data(config, world, cache)
+        if not isinstance(data.train, Stream):
+            self.clock.samples_per_epoch = len(data.train)
+        self.replica = build_replica(config, world)
+        start_equal(world, self.replica)
+        self._identity = identity = self._identify(data)
+        self._resumed = resumed = self._find_resumed(identity)
+        if resumed is not None:
+            same = resumed.facts["optimizer"] == config.describe()["optimizer"]
+            restore_replica(self.replica, resumed, same)
+
+    def _make_exchange(self, data: Datasets, resumed: Continuation | None) -> Exchange:
         config, world = self.config, self.world
         frame = ExchangeContext(
             exchange_id=next_exchange_id(world),
@@ -191,18 +243,12 @@ class Trainer:
         return exchange
 
     def _run(
-        self,
-        data: Datasets,
-        identity: Tree,
-        resumed: Resumed | None,
-        dealer: Dealer | None,
-        watch: Stopwatch,
+        self, resumed: Continuation | None, dealer: Dealer | None, watch: Stopwatch
     ) -> str | None:
         """All epochs; the reason if they ended early."""
-        config, world = self.config, self.world
-        self.run_dir = on_rank0(
-            world, lambda: self._claim_run_dir(self._found if resumed else None)
-        )
+        config, world, data, before = self.config, self.world, self._data, self._state
+        goes_on = isinstance(resumed, Carried)
+        self._claim_together()
         with ExitStack() as stack:
             self._state = state = RunState(
                 config,
@@ -215,21 +261,34 @@ class Trainer:
                 self._stop_requests,
                 self.clock,
                 self.history,
-                identity,
+                self._identity,
                 numbered_for=self._numbered_for(resumed),
                 dealer=dealer,
                 watch=watch,
+                nodes=world.allgather_values(world.node),
+                epoch_begun=before.epoch_begun if before is not None and goes_on else None,
+                stop_asked=before is not None and goes_on and before.stop_asked,
             )
             progress, saver = state.outputs.progress, state.outputs.saver
-            progress.begin(config.epochs, self.clock.samples_per_epoch, self._describe(data))
-            self._training_run = run = (AsyncRun if self._exchange.asynchronous else SyncRun)(state)
+            run = (AsyncRun if self._exchange.asynchronous else SyncRun)(state)
             if resumed is not None:
                 restore_run(run, resumed)
-                progress.message(resumed.describe())
+            self._training_run = run
+            self._announce(progress, resumed)
             saver.begin_period(self.clock.step)
             limits = config.stall_warning_s, config.stall_timeout_s
             stack.enter_context(watched(lambda: (state.watch.laps, state.clock.step), *limits))
             return run.train()
+
+    def _announce(self, progress: Progress, resumed: Continuation | None) -> None:
+        """Say what is trained, by whom, and where it goes on."""
+        size = self.clock.samples_per_epoch
+        if isinstance(resumed, Carried):
+            progress.begin(self.config.epochs, size, resumed.describe())
+            return
+        progress.begin(self.config.epochs, size, self._describe(self._data))
+        if resumed is not None:
+            progress.message(resumed.describe())
 
     def _open_outputs(self, stack: ExitStack) -> RunOutputs:
         config, world = self.config, self.world
@@ -238,8 +297,16 @@ class Trainer:
         stack.callback(progress.close)
         store = Store(self.run_dir / FOLDER, config.keep_checkpoints)
         saver = Saver(store, config.checkpoint_every, _log.warning)
-        stack.callback(saver.close)
+        stack.push(partial(_end_saver, saver))
         return RunOutputs(self.run_dir, events, progress, saver)
+
+    def _claim_together(self) -> None:
+        """Rank 0 holds the run directory; if it was lost, the next one does."""
+        if self._training_run is None:
+            found = self._found if self._resumed else None
+            self.run_dir = on_rank0(self.world, lambda: self._claim_run_dir(found))
+        elif self.world.rank == 0 and self._claim is None:
+            self._claim = Claim(self.run_dir)
 
     def _claim_run_dir(self, found: Path | None) -> Path:
         run_dir, self._claim = make_run_dir(self.config, found)
@@ -278,11 +345,11 @@ class Trainer:
             resumed.check(identity)
         return resumed
 
-    def _numbered_for(self, resumed: Resumed | None) -> int:
+    def _numbered_for(self, resumed: Continuation | None) -> int:
         """For how many workers batches are numbered: those that the run began with."""
         return self.world.size if resumed is None else int(resumed.facts["numbered_for"])
 
-    def _batches_to_grant(self, data: Datasets, resumed: Resumed | None) -> int:
+    def _batches_to_grant(self, data: Datasets, resumed: Continuation | None) -> int:
         """Of the whole run, if it is asynchronous."""
         config = self.config
         if not is_asynchronous(config.rule, config.exchange, self.world):
@@ -309,3 +376,11 @@ class Trainer:
     def _save(self, summary: Tree) -> None:
         save_model(self.replica.save, self.run_dir)
         write_json(self.run_dir / "summary.json", summary)
+
+
+def _end_saver(saver: Saver, kind: type[BaseException] | None, *_: object) -> None:
+    """Wait for what is being written, unless ranks are lost that had a part of it."""
+    if kind is not None and issubclass(kind, RanksLost):
+        saver.abandon()
+    else:
+        saver.close()

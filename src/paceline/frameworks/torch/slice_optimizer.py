@@ -109,6 +109,23 @@ class SliceOptimizer:
             if not segment.at_home:
                 self._bring_home(chunk, segment)
 
+    def for_pieces(self, pieces: Sequence[slice], present: Vector | None) -> SliceOptimizer:
+        """The same optimizer on pieces of a rank that is lost, as it was before the step; `present`
+        if this one has begun the step with it."""
+        begun = 0 if present is None else present != 0
+        self._counts -= begun
+        self.show_state()
+        others = SliceOptimizer(
+            self._optimizer,
+            self._layout,
+            self._trained,
+            self._flat.numpy(),
+            pieces,
+            {name: state.numpy() for name, state in self._states.items()},
+        )
+        self._counts += begun
+        return others
+
     def take_over_state(self) -> None:
         """Begin with the state that the user's optimizer has, if it has any."""
         self._counts[:] = 0

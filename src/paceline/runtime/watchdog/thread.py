@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from paceline.comm import Backoff, Pending, World
-from paceline.errors import WorldError
+from paceline.errors import RanksLost, WorldError
 from paceline.runtime.job_dir import HEARTBEATS, notify_launcher
 from paceline.runtime.watchdog.sections import Tracker, own_sections
 from paceline.runtime.watchdog.stall_detector import (
@@ -51,6 +51,7 @@ _watch: RankWatch | None = None
 def start_watch(world: World, end: Callable[[WorldError], object]) -> None:
     """Watch this rank from now on; all ranks start together. `end` ends all of them."""
     global _watch
+    silence()  # one of a world that has ended
     known = world.allgather_values((world.node, world.thread_multiple))
     if world.size == 1 or not all(may_talk for _, may_talk in known):
         return
@@ -68,8 +69,9 @@ def start_watch(world: World, end: Callable[[WorldError], object]) -> None:
 
 
 def _leave(watch: RankWatch, pid: int) -> None:
-    if os.getpid() == pid and not _mpi_is_over():  # a fork of a rank is no rank
-        watch.leave()
+    if os.getpid() == pid and not _mpi_is_over() and not watch.silenced:  # a fork is no rank
+        with contextlib.suppress(RanksLost):
+            watch.leave()
 
 
 def _leave_before_finalize(watch: RankWatch) -> None:
@@ -135,6 +137,8 @@ class RankWatch:
             while not self._is_over():
                 self._beat()
                 self._pause()
+        except RanksLost:  # the next world is watched anew
+            return
         except Exception as error:
             if not self._is_over():
                 # A run does not depend on being watched.

@@ -12,7 +12,8 @@ from paceline.core.vectors import Layout, copy_vectors, fill_vectors
 from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
 from paceline.rules import GradientRule, State
-from paceline.sync.interface import Contribution, Exchange, StepOutcome
+from paceline.sync.interface import Contribution, Exchange, Settled, StepOutcome
+from paceline.sync.replicas import copy_state
 from paceline.sync.settings import ExchangeContext, ExchangeSettings
 from paceline.sync.synchronous.message import StepMessage
 
@@ -32,13 +33,15 @@ class GradientExchange(Exchange):
         self._model, self._rule, self._rank = model, rule, world.rank
         self.workers = tuple(range(world.size))
         self._message: StepMessage | None = None
+        self._last: StepOutcome | None = None
         self._sum = _make_sum(world, model.layout, context.settings)
         if world.size > 1:
             weights = model.layout.empty_vector()
             entries = len(model.layout.entries)
-            flags = entries + world.size
+            ends = entries, entries + world.size
+            flags = ends[1] + (world.size if world.elastic else 0)
             self._message = StepMessage(world, weights, flags, context.exchange_id)
-            self._present, self._speeds = np.split(self._message.flags, [entries])
+            self._present, self._speeds, self._taken = np.split(self._message.flags, ends)
             model.rehome(weights, self._message.vector)
 
     @property
@@ -54,11 +57,17 @@ class GradientExchange(Exchange):
         self._present[:] = present
         self._speeds[:] = 0
         self._speeds[self._rank] = mine.speed
+        if self._taken.size:
+            self._taken[:] = 0
+            self._taken[self._rank] = mine.taken
         outcome = self._message.sum_over_ranks(mine, watch, coded=self._sum)
         self._rule.merge(gradient, outcome.weight, out=gradient)
         watch.lap("communication")
         self._model.accept_gradients(self._present)
-        return outcome._replace(speeds=self._speeds)
+        self.rounds += 1
+        taken = self._taken.copy() if self._taken.size else None
+        self._last = outcome._replace(speeds=self._speeds, taken=taken)
+        return self._last
 
     def snapshot(self) -> Tree:
         """What rounding carries over."""
@@ -68,6 +77,16 @@ class GradientExchange(Exchange):
         """What rounding on other ranks carried over does not fit these."""
         if same_ranks:
             fill_vectors(self._residuals(), saved)
+
+    def settle(self, left: World) -> Settled:
+        """Those that are a step behind get what the others have."""
+        rounds = left.allgather_values(self.rounds)
+        source, behind = rounds.index(max(rounds)), self.rounds < max(rounds)
+        outcome = left.bcast_value(self._last, source)
+        if min(rounds) < max(rounds):
+            copy_state(left, self._model, source, behind)
+        self.rounds = max(rounds)
+        return Settled(behind, outcome if behind else None)
 
     def _residuals(self) -> State:
         return {} if self._sum is None else self._sum.residuals

@@ -16,9 +16,10 @@ from paceline.errors import TrainingError, WorldError
 from paceline.frameworks.replica import ShareableModel, VectorModel
 from paceline.observe import Stopwatch
 from paceline.rules import GradientRule, Rule
-from paceline.sync.interface import Contribution, Exchange, StepHead, StepOutcome
+from paceline.sync.interface import Contribution, Exchange, Settled, StepHead, StepOutcome
 from paceline.sync.settings import ExchangeContext, ExchangeSettings
 from paceline.sync.synchronous.gradients import GradientExchange
+from paceline.sync.synchronous.journal import StepJournal
 from paceline.sync.synchronous.shared_buffers import (
     REJECTED,
     SQUARES,
@@ -50,7 +51,9 @@ class SharedParametersExchange(Exchange):
         self._local, self._rank = self._nodes.local, self._nodes.local.rank
         self.workers = tuple(range(world.size))
         layout: Layout = model.layout
-        self._buffers = SharedBuffers(world, layout, self._local.size, model.slot_names())
+        several = self._nodes.count > 1
+        slots, keeps_sums = model.slot_names(), several and world.elastic
+        self._buffers = SharedBuffers(world, layout, self._local.size, slots, keeps_sums)
         model.rehome(self._buffers.parameters, self._buffers.gradients[self._rank])
         self._local.barrier()  # all have written the same values
         self._sums = make_slice_sums(world, self._nodes, layout, self._buffers, rule, context)
@@ -62,7 +65,6 @@ class SharedParametersExchange(Exchange):
             self._heads_cross.poll_interval_s = SENDER_POLL_S  # the sender is at work meanwhile
         self._weight_of: Callable[[], float] | None = None
         self._announced = False
-        several = self._nodes.count > 1
         self._undo = [
             model.on_gradient(self._gradient_ready if several else None),
             model.expose_whole_state(self._optimizer),
@@ -72,6 +74,20 @@ class SharedParametersExchange(Exchange):
         self._seen = self._sample()
         self._mark = context.exchange_id * 2.0**32
         """Which exchange of the program this is, and which of its steps."""
+        self._done = self._certain = self._mark
+        """The last step that this rank has finished, and the last that all can finish: each node
+        has all it takes."""
+        self._begun: Vector | None = None
+        """With which gradients the optimizer has begun the step."""
+        self._journal: StepJournal | None = None
+        if world.elastic:
+            self._journal = StepJournal(
+                world,
+                self._local,
+                self._optimizer.chunks,
+                self._buffers.parameters,
+                self._buffers.slots,
+            )
 
     @property
     def bytes_sent(self) -> int:
@@ -101,12 +117,16 @@ class SharedParametersExchange(Exchange):
         StepHead.write(head, mine, self._mark)
         head[self._buffers.present] = present
         head[self._speed_at] = mine.speed
+        if self._journal is not None:
+            head[self._buffers.taken.start + self._world.rank] = mine.taken
         watch.lap("compute")
         self._sums.begin()
         self._local.barrier()
         watch.lap("wait")
         totals = self._sum_heads(watch) if self._nodes.owns_slice else None
         factor = self._clip(totals, watch)
+        if self._journal is not None:
+            self._make_certain(self._journal, totals, watch)
         if totals is not None:
             self._step(totals, factor, watch)
         watch.lap("compute")
@@ -117,11 +137,20 @@ class SharedParametersExchange(Exchange):
         if totals is None:  # this rank owns no slice, and hears of the outcome now
             totals = self._buffers.head_sum.copy()
             self._step(totals, None, watch)
+        return self._finish_step(totals)
+
+    def _finish_step(self, totals: Vector) -> StepOutcome:
+        """All of the node's parameters have been moved."""
+        head = self._buffers.heads[self._rank]
         self._seen = self._sample()
         self._model.clear_gradients()  # the user's own step, which follows, moves nothing
         rejected, head[REJECTED] = bool(head[REJECTED]), 0
-        speeds = totals[self._buffers.speeds]
-        return StepHead.read(totals, rejected)._replace(speeds=speeds)
+        self._done, self._begun = self._mark, None
+        self.rounds += 1
+        speeds, taken = totals[self._buffers.speeds], totals[self._buffers.taken]
+        return StepHead.read(totals, rejected)._replace(
+            speeds=speeds, taken=taken if taken.size else None
+        )
 
     def snapshot(self) -> Tree:
         """What rounding carries over."""
@@ -142,12 +171,77 @@ class SharedParametersExchange(Exchange):
             undo()
         self._local.barrier()  # nobody's state is read any more
         del self._optimizer
+        if self._journal is not None:
+            self._journal.close()
         self._buffers.close()
 
     def abandon(self) -> None:
         """Leave the model and its optimizer alone; the other ranks are not asked."""
+        if self._world.elastic:
+            self._sums.abandon()
         for undo in self._undo:
             undo()
+
+    def _make_certain(self, journal: StepJournal, totals: Vector | None, watch: Stopwatch) -> None:
+        """From here on the step can be finished whoever is lost: all nodes have their sums."""
+        moves = totals is not None and totals[StepHead.WEIGHT] > 0
+        journal.begin(int(self._mark), len(self._optimizer.chunks) if moves else 0)
+        if self._nodes.count > 1:
+            self._sums.wait_for_all()
+            self._world.barrier()
+            watch.lap("communication")
+        self._certain = self._mark
+
+    def settle(self, left: World) -> Settled:
+        """A step that one rank knows to be certain is finished by all. If none does, nothing has
+        been moved, and the step has left no trace."""
+        journal = self._journal
+        assert journal is not None, "the world is elastic"
+        found = left.allgather_values((self._world.rank, max(self._done, self._certain)))
+        target = self._certain = max(certain for _, certain in found)
+        moved = journal.is_done(int(target))
+        left.barrier()  # all know it; now the journal changes
+        if self._done == target:
+            left.barrier()
+            return Settled()
+        totals: Vector = self._buffers.head_sum.copy()
+        if not moved:
+            if self._nodes.count == 1:  # heads are as they were: nobody has begun the next step
+                totals = np.add.reduce(self._buffers.heads)
+            here = [self._world.node_ranks.index(rank) for rank in self._on_node(found)]
+            self._finish_slices(journal, totals, here)
+        left.barrier()
+        return Settled(True, self._finish_step(totals))
+
+    def _on_node(self, found: list[tuple[int, float]]) -> list[int]:
+        return [rank for rank, _ in found if rank in self._world.node_ranks]
+
+    def _finish_slices(self, journal: StepJournal, totals: Vector, here: list[int]) -> None:
+        """Move what is left of this rank's slices, and the first rank also those of lost ones."""
+        mark, weight = int(self._certain), float(totals[StepHead.WEIGHT])
+        owners = [] if weight == 0 else range(self._nodes.owners)
+        mine = [self._rank] if self._rank in owners else []
+        lost = [rank for rank in owners if rank not in here] if self._rank == min(here) else []
+        factor = self._clip_factor()
+        for owner in (*mine, *lost):
+            done, rest = 0, self._sums.pieces_of(owner)
+            if journal.has_begun(owner, mark):
+                done, rest = journal.rest_of(owner, rest)
+            optimizer = self._optimizer.for_pieces(rest, self._begun)
+            if not journal.has_begun(owner, mark):
+                journal.begin(mark, len(optimizer.chunks), owner)
+            with optimizer.stepping(totals[self._buffers.present]):
+                for number, chunk in enumerate(optimizer.chunks, done):
+                    self._sums.write_for(chunk.piece, weight, chunk.gradient, factor is not None)
+                    if factor is not None:
+                        chunk.gradient *= chunk.gradient.dtype.type(factor)
+                    journal.keep(number, chunk.piece, owner)
+                    optimizer.step(chunk)
+                    journal.done(number, owner)
+        if self._begun is None and weight:  # it counts its steps
+            self._begun = totals[self._buffers.present]
+            with self._optimizer.stepping(self._begun):
+                pass
 
     def _sum_heads(self, watch: Stopwatch) -> Vector:
         totals: Vector = np.add.reduce(self._buffers.heads)
@@ -164,15 +258,20 @@ class SharedParametersExchange(Exchange):
         weight = float(totals[StepHead.WEIGHT])
         if not weight:
             return
-        optimizer, sums = self._optimizer, self._sums
-        with optimizer.stepping(totals[self._buffers.present]):
-            for chunk in optimizer.chunks:
+        optimizer, sums, journal = self._optimizer, self._sums, self._journal
+        self._begun = totals[self._buffers.present]
+        with optimizer.stepping(self._begun):
+            for number, chunk in enumerate(optimizer.chunks):
                 if factor is None:
                     sums.write(chunk.piece, weight, chunk.gradient, watch)
                 else:
                     scale = chunk.gradient.dtype.type(factor)
                     np.multiply(sums.part(chunk.piece), scale, out=chunk.gradient)
+                if journal is not None:
+                    journal.keep(number, chunk.piece)
                 optimizer.step(chunk)
+                if journal is not None:
+                    journal.done(number)
 
     def _clip(self, totals: Vector | None, watch: Stopwatch) -> float | None:
         """By what to scale the gradient; with a largest norm, all sums must be known first."""
@@ -183,11 +282,16 @@ class SharedParametersExchange(Exchange):
         for piece in filter(length, sums.pieces):
             sums.write(piece, weight, sums.part(piece), watch)
         owns = self._nodes.owns_slice
-        squares = np.array([np.dot(sums.summed, sums.summed) if owns else 0.0])
+        squares = np.array([sums.squares() if owns else 0.0])
         if self._heads_cross is not None:  # elsewhere the same sum may have other last bits
             self._heads_cross.broadcast(squares)
         self._buffers.heads[self._rank, SQUARES] = squares[0]
         self._local.barrier()
+        return self._clip_factor()
+
+    def _clip_factor(self) -> float | None:
+        if self._context.clip_norm is None:
+            return None
         norm = float(np.sqrt(self._buffers.heads[:, SQUARES].sum()))
         return min(1.0, self._context.clip_norm / (norm + 1e-6))  # as torch has it
 

@@ -18,20 +18,25 @@ _WATCHED = 256
 class SharedBuffers:
     """The node's memory: parameters, optimizer state, and each rank's gradients and head."""
 
-    def __init__(self, world: World, layout: Layout, ranks: int, slots: list[str]) -> None:
+    def __init__(
+        self, world: World, layout: Layout, ranks: int, slots: list[str], keeps_sums: bool = False
+    ) -> None:
+        """`keeps_sums`: the sums between nodes lie here, too."""
         self.present = slice(FIELDS, FIELDS + len(layout.entries))
         """Where a head says which parameters have a gradient."""
         self.speeds = slice(self.present.stop, self.present.stop + world.size)
         """Where it says how fast the rank is, each at its own place."""
+        self.taken = slice(self.speeds.stop, self.speeds.stop + world.size * world.elastic)
+        """Where it says how many batches of the epoch the rank has had, the same way."""
         line = ALIGNMENT_BYTES // layout.dtype.itemsize
         stride = -(-layout.size // line) * line
-        fields = -(-self.speeds.stop // 8) * 8
+        fields = -(-self.taken.stop // 8) * 8
         heads, ready = (ranks + 1) * fields * 8, ranks * ALIGNMENT_BYTES
-        vectors = 1 + len(slots) + ranks
+        vectors = 1 + len(slots) + ranks + keeps_sums
         nbytes = heads + ready + vectors * stride * layout.dtype.itemsize
         self._memory = world.node_memory(nbytes, locks=0)
         rows = self._memory.bytes[:heads].view(np.float64).reshape(ranks + 1, fields)
-        rows = rows[:, : self.speeds.stop]
+        rows = rows[:, : self.taken.stop]
         self.heads: Vector = rows[:ranks]
         self.head_sum: Vector = rows[ranks]
         """The sum of all heads, for ranks that take no part in summing."""
@@ -41,11 +46,13 @@ class SharedBuffers:
         rest = rest[:, : layout.size]
         self.parameters: Vector = rest[0]
         self.slots = dict(zip(slots, rest[1:], strict=False))
-        self.gradients: Vector = rest[1 + len(slots) :]
+        first = 1 + len(slots)
+        self.gradients: Vector = rest[first : first + ranks]
+        self.sums: Vector | None = rest[-1] if keeps_sums else None
 
     def close(self) -> None:
         """Give the memory back; views of it stay valid."""
-        del self.heads, self.head_sum, self.ready, self.gradients, self.slots
+        del self.heads, self.head_sum, self.ready, self.gradients, self.slots, self.sums
         self._memory.close()
 
 

@@ -32,6 +32,8 @@ class SliceSums(ABC):
     """The sums of this rank's pieces of the vector."""
 
     bytes_sent = 0
+    pieces_of: Callable[[int], list[Span]]
+    """Those of a rank of this node."""
 
     def __init__(self, buffers: SharedBuffers, rule: GradientRule, pieces: list[Span]) -> None:
         self._buffers, self._rule, self.pieces = buffers, rule, pieces
@@ -54,9 +56,22 @@ class SliceSums(ABC):
         start = self._starts[first] + piece.start - first
         return self.summed[start : start + length(piece)]
 
+    def squares(self) -> float:
+        """The square of the norm of all pieces' sums."""
+        return float(np.dot(self.summed, self.summed))
+
     @abstractmethod
     def write(self, piece: Span, weight: float, out: Vector, watch: Stopwatch) -> None:
         """Write the merged gradient of a part of one of the pieces; `weight` is of all ranks."""
+
+    @abstractmethod
+    def write_for(self, piece: Span, weight: float, out: Vector, merged: bool) -> None:
+        """The same for a rank that is lost, after all gradients were there; `merged`: it knew its
+        sums before the step."""
+
+    def wait_for_all(self) -> None:
+        """Until the sums of all pieces are known."""
+        return
 
     @property
     def residuals(self) -> State:
@@ -81,6 +96,10 @@ class SliceSums(ABC):
 
     def close(self) -> None:
         """End what runs beside."""
+        return
+
+    def abandon(self) -> None:
+        """The same, where ranks were lost."""
         return
 
     def _weights(self) -> list[float]:
@@ -117,6 +136,10 @@ class NodeSums(SliceSums):
         self._accumulate(piece, self._of_step, out)
         self._rule.merge(out, weight, out=out)
 
+    def write_for(self, piece: Span, weight: float, out: Vector, merged: bool) -> None:
+        self._accumulate(piece, self._weights(), out)
+        self._rule.merge(out, weight, out=out)
+
     def finish(self) -> None:
         self._of_step = None
 
@@ -136,8 +159,8 @@ class CrossNodeSums(SliceSums):
     ) -> None:
         super().__init__(buffers, rule, pieces)
         self._world, self._rank = world, nodes.local.rank
-        if nodes.local.size == 1:
-            self.summed = buffers.gradients[0]
+        if nodes.local.size == 1 or buffers.sums is not None:
+            self.summed = buffers.gradients[0] if buffers.sums is None else buffers.sums
             self._starts = {start: start for start in self._starts}
         else:
             self.keep_sums()
@@ -159,6 +182,23 @@ class CrossNodeSums(SliceSums):
         self._sender.wait_for(number)
         watch.lap("communication")
         self._rule.merge(self.part(piece), weight, out=out)
+
+    def write_for(self, piece: Span, weight: float, out: Vector, merged: bool) -> None:
+        assert self._buffers.sums is not None
+        if merged:
+            out[:] = self._buffers.sums[piece]
+        else:
+            self._rule.merge(self._buffers.sums[piece], weight, out=out)
+
+    def squares(self) -> float:
+        if self._buffers.sums is None:
+            return super().squares()
+        # The sums of the node's other ranks lie there, too.
+        parts = map(self.part, filter(length, self.pieces))
+        return sum(float(np.dot(part, part)) for part in parts)
+
+    def wait_for_all(self) -> None:
+        self._sender.wait_for(self._buckets - 1)
 
     @property
     def residuals(self) -> State:
@@ -185,6 +225,9 @@ class CrossNodeSums(SliceSums):
         self._sender.close()
         if self._cross is not None:
             self._cross.free()
+
+    def abandon(self) -> None:
+        self._sender.close()
 
     def _sum_bucket(self, number: int) -> None:
         """Sum a bucket over all ranks: this rank's piece of it."""
@@ -221,15 +264,22 @@ def make_slice_sums(
     """The sums that these nodes need."""
     whole = [Bucket(slice(0, layout.size), tuple(range(len(layout.entries))))]
     buckets = cut_buckets(layout) if nodes.count > 1 else whole
-    pieces = [_own(nodes, bucket.piece, layout.dtype.itemsize) for bucket in buckets]
+
+    def pieces_of(rank: int) -> list[Span]:
+        return [_own(nodes, bucket.piece, layout.dtype.itemsize, rank) for bucket in buckets]
+
+    sums: SliceSums
+    pieces = pieces_of(nodes.local.rank)
     if nodes.count > 1:
-        return CrossNodeSums(world, nodes, buffers, rule, buckets, pieces, context)
-    sums = NodeSums(buffers, rule, pieces)
-    if context.clip_norm is not None:
-        sums.keep_sums()
+        sums = CrossNodeSums(world, nodes, buffers, rule, buckets, pieces, context)
+    else:
+        sums = NodeSums(buffers, rule, pieces)
+        if context.clip_norm is not None:
+            sums.keep_sums()
+    sums.pieces_of = pieces_of
     return sums
 
 
-def _own(nodes: Nodes, piece: Span, itemsize: int) -> Span:
-    own = nodes.slice_of(length(piece), itemsize)
+def _own(nodes: Nodes, piece: Span, itemsize: int, rank: int) -> Span:
+    own = nodes.slice_of(length(piece), itemsize, rank)
     return slice(piece.start + own.start, piece.start + own.stop)

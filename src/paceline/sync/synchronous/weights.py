@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from time import monotonic
 
+import numpy as np
+
 from paceline.comm import World
 from paceline.comm.allreduce.coded import make_sums
 from paceline.core.chunks import Span, split_evenly
@@ -12,8 +14,8 @@ from paceline.core.vectors import Vector, copy_vectors, fill_vectors
 from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
 from paceline.rules import BSP, State, WeightRule
-from paceline.sync.interface import Contribution, Exchange, StepOutcome
-from paceline.sync.replicas import check_finite_weights
+from paceline.sync.interface import Contribution, Exchange, Settled, StepOutcome
+from paceline.sync.replicas import broadcast_tree, check_finite_weights
 from paceline.sync.settings import ExchangeContext
 from paceline.sync.synchronous.gradients import GradientExchange
 from paceline.sync.synchronous.message import StepMessage
@@ -40,11 +42,15 @@ class WeightExchange(Exchange):
         self._slices = split_evenly(weights.size, rule.fragments)
         sizes = [piece.stop - piece.start for piece in self._slices]
         longest = 0 if self._plain else max(sizes)
-        self._message = StepMessage(world, weights[:longest], mark=context.exchange_id)
+        flags = world.size if world.elastic else 0
+        self._message = StepMessage(world, weights[:longest], flags, context.exchange_id)
         self._sums = make_sums(world, context.settings.wire, sizes, weights.dtype)
         self._state: State | None = None
         self._steps_taken = self._rounds_taken = 0
         self._deferred: Contribution | None = None
+        self._exchanging = False
+        """Whether this rank has taken a step whose exchange is not over."""
+        self._last: StepOutcome | None = None
         if not rule.start_after:
             self._make_state()
         self._begin_period()
@@ -136,9 +142,58 @@ class WeightExchange(Exchange):
         if self._gradients is not None:
             self._gradients.restore(saved["gradients"], same_ranks)
 
+    @property
+    def rounds(self) -> int:  # type: ignore[override]
+        """Steps that began with an exchange of gradients, and exchanges of weights."""
+        return self._rounds_taken + (self._gradients.rounds if self._gradients else 0)
+
+    def settle(self, left: World) -> Settled:
+        """Those whose last exchange came to nothing, while others have finished it, get the weights
+        that came of it: the mean of the others', who may have gone on since."""
+        in_gradients = self._steps_taken < self._rule.start_after
+        found = left.allgather_values((self._rounds_taken, self._steps_taken, in_gradients))
+        if self._gradients is not None and any(in_phase for *_, in_phase in found):
+            return self._settle_gradients(self._gradients, left)
+        rounds = [done for done, *_ in found]
+        source, behind = rounds.index(max(rounds)), self._rounds_taken < max(rounds)
+        outcome = left.bcast_value(self._last, source)
+        if min(rounds) < max(rounds):
+            self._take_over(left, max(rounds), source)
+        counts, self._exchanging = self._exchanging, False
+        return Settled(counts, outcome if behind else None)
+
+    def _settle_gradients(self, gradients: GradientExchange, left: World) -> Settled:
+        """In the phase that averages gradients."""
+        settled = gradients.settle(left)
+        if settled.counts:
+            self._steps_taken += 1
+            if self._steps_taken == self._rule.start_after:
+                self._make_state()
+            self._begin_period()
+        counts, self._exchanging = settled.counts or self._exchanging, False
+        return settled._replace(counts=counts)
+
+    def _take_over(self, left: World, rounds: int, source: int) -> None:
+        behind = self._rounds_taken < rounds
+        merged = self._slices[(rounds - 1) % len(self._slices)]
+        mine = self._model.parameters()
+        total = np.zeros_like(mine[merged]) if behind else mine[merged].copy()
+        ahead = left.size - sum(left.allgather_values(behind))
+        left.all_reduce(total)
+        state = broadcast_tree(left, copy_vectors(self._state or {}), source)
+        if behind:
+            mine[merged] = total / total.dtype.type(ahead)
+            self._model.accept_parameters()
+            fill_vectors(self._state or {}, state)
+            if not self._rule.keep_momentum:
+                self._model.reset_optimizer()
+            self._rounds_taken = rounds
+            self._begin_period()
+
     def _exchange(
         self, wishes: Contribution, watch: Stopwatch, save_only: bool = False
     ) -> StepOutcome:
+        self._exchanging = True
         by_samples = self._rule.weighted_by_samples and not self._alone  # alone, 1 keeps every bit
         mine = wishes._replace(samples=self._samples, weight=self._weight if by_samples else 1.0)
         if self._state is None:
@@ -148,12 +203,14 @@ class WeightExchange(Exchange):
         if outcome.deferred:
             self._deferred = None if save_only else wishes._replace(save=False, quit=False)
             watch.lap("communication")
+            self._exchanging = False
             return outcome
         if not self._rule.keep_momentum:
             self._model.reset_optimizer()
         watch.lap("communication")
         self._rounds_taken += 1
         self._begin_period()
+        self._last, self._exchanging = outcome, False
         return outcome
 
     def _merge_next_slice(
@@ -167,7 +224,13 @@ class WeightExchange(Exchange):
         check_finite_weights(weights, self._rank)
         self._rule.contribute(weights, state, mine.weight, out=sent)
         coded = self._sums[turn] if self._sums else None
+        flags = self._message.flags
+        if flags.size:
+            flags[:] = 0
+            flags[self._rank] = mine.taken
         outcome = self._message.sum_over_ranks(mine, watch, sent.size, coded, save_only)
+        if flags.size:
+            outcome = outcome._replace(taken=flags.copy())
         if outcome.weight and not outcome.deferred:
             self._rule.merge(sent, outcome.weight, weights, state)
             self._model.accept_parameters()

@@ -111,9 +111,9 @@ class AsyncRun(TrainingRun):
         exchange.on_pause = self._pause
         exchange.on_last = self._save_last
         exchange.on_save(self._keep_server)
-        self.notify("on_train_begin")
+        self.begin()
         if leads:
-            self.notify("on_epoch_begin", self.clock.epoch + 1)
+            self.begin_epoch(self.clock.epoch + 1)
         hooks = self.step_hooks(perf_counter())
         self.worker.train_asynchronously(*hooks, self._lead if leads else lambda: None)
         load_common_weights(self.replica, exchange)
@@ -172,7 +172,7 @@ class AsyncRun(TrainingRun):
             logs = found
         self._record_epochs(ended, logs)
         for epoch in ended:
-            self.notify("on_epoch_begin", epoch + 1)
+            self.begin_epoch(epoch + 1)
         if self.state.stop_asked:
             self._exchange.ask_to_stop()
         elif self.saver.each_epoch:

@@ -19,8 +19,8 @@ class EpochPosition:
     ended: bool = False
     """It has had its last one."""
     loss_sum: float = 0.0
-    samples_without_loss: float = 0.0
-    """Those of rejected batches."""
+    samples_with_loss: float = 0.0
+    """All but those of rejected batches."""
     before_s: float = 0.0
     """Seconds of the epoch before the run was interrupted."""
     began: float = field(default_factory=perf_counter)
@@ -29,7 +29,7 @@ class EpochPosition:
         """A batch has been trained on; None: it was rejected."""
         self.taken += 1
         self.loss_sum += (loss or 0.0) * samples
-        self.samples_without_loss += samples if loss is None else 0
+        self.samples_with_loss += 0 if loss is None else samples
 
     def elapsed(self) -> float:
         """Seconds of the epoch so far."""
@@ -41,6 +41,6 @@ class EpochPosition:
             "taken": self.taken,
             "ended": self.ended,
             "loss_sum": self.loss_sum,
-            "samples_without_loss": self.samples_without_loss,
+            "samples_with_loss": self.samples_with_loss,
             "seconds": self.elapsed(),
         }

@@ -55,6 +55,22 @@ class TrainingRun(ABC):
     def train(self) -> str | None:
         """To the last epoch; the reason if the run ended early."""
 
+    def settle(self, left: World) -> None:
+        """Ranks were lost, and those that are left come here: finish what was under way."""
+        self.worker.settle(left)
+
+    def begin(self) -> None:
+        """Tell callbacks, unless they know it from an earlier generation of the world."""
+        if self.state.epoch_begun is None:
+            self.state.epoch_begun = 0
+            self.notify("on_train_begin")
+
+    def begin_epoch(self, epoch: int) -> None:
+        """The same of an epoch."""
+        if self.state.epoch_begun != epoch:
+            self.state.epoch_begun = epoch
+            self.notify("on_epoch_begin", epoch)
+
     @abstractmethod
     def snapshot(self) -> Tree:
         """What rank 0 knows and no other part of a checkpoint has."""

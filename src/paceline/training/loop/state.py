@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -67,6 +68,10 @@ class RunState:
     watch: Stopwatch = field(default_factory=Stopwatch)
     summary: Tree = field(default_factory=dict)
     """Facts for the summary of the run."""
+    nodes: Sequence[str] = ()
+    """The names of the machines that the ranks are on."""
+    epoch_begun: int | None = None
+    """The last epoch whose begin callbacks know of; None: nor that training has begun."""
     stop_asked: bool = False
     """Set it on any rank; all ranks stop after the step that follows."""
 

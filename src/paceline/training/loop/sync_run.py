@@ -38,18 +38,16 @@ class SyncRun(TrainingRun):
         self.trained: Trained | None = None
 
     def train(self) -> str | None:
-        self.notify("on_train_begin")
+        self.begin()
         while self.trained is not None or not self._is_done():
             self.trained = self.trained or self._train_epoch()
             record = self._make_record(self.trained)
             if record is None:  # a resumed run validates it
-                self.worker.begin_epoch()
                 self.save()
                 self.leave(self.world)
             figures, stopped, self.trained = self.note(record), self.trained.stopped, None
             on_rank0(self.world, self.save_history)
             self.notify("on_epoch_end", record.epoch, figures)
-            self.worker.begin_epoch()
             stop, save, quit = self._agree_at_end()
             self.reason = ASKED if stop or stopped else self.stopping.reason(figures)
             if save or quit or self.saver.each_epoch or (self._is_done() and self.saver.regular):
@@ -83,13 +81,14 @@ class SyncRun(TrainingRun):
         return self.clock.epoch >= self.config.epochs or self.reason is not None
 
     def _train_epoch(self) -> Trained:
-        self.notify("on_epoch_begin", self.clock.epoch + 1)
+        self.begin_epoch(self.clock.epoch + 1)
         self.worker.position.began = perf_counter()
         train_loss = self.worker.train_epoch(*self.step_hooks(perf_counter()))
         seconds = self.worker.position.elapsed()
         samples = self.clock.samples_in_epoch
-        self.clock.end_epoch()
         average_buffers(self.world, self.replica)
+        self.clock.end_epoch()
+        self.worker.begin_epoch()
         return Trained(samples, train_loss, seconds, self.worker.stopped)
 
     def _make_record(self, trained: Trained) -> EpochRecord | None:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from time import perf_counter
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
 from paceline.checkpoint.saver import Saver
+from paceline.comm import World
 from paceline.core.trees import Tree
+from paceline.core.vectors import Vector
 from paceline.data import (
     Batch,
     EpochRemainder,
@@ -40,6 +42,14 @@ _LONGEST_LOT = 16
 """Batches that a worker may have in hand at most; a slow one would keep others waiting."""
 
 
+class StepUnderWay(NamedTuple):
+    """A step whose exchange is not over."""
+
+    batch: Batch | DealtBatch | None
+    more: bool
+    loss: float | None
+
+
 class Worker:
     """Trains its replica on its share of the data."""
 
@@ -61,6 +71,11 @@ class Worker:
         """Samples of the world since the last exchange, as far as this worker can know."""
         self.unreported_samples = 0
         """How many more there were when all ranks came together only to save."""
+        self.taken_by_rank: Vector | None = None
+        """How many batches of the epoch each rank has had, as of the last exchange; in an elastic
+        world."""
+        self._under_way: StepUnderWay | None = None
+        self._after_step: StepHook = lambda loss, samples: None
         self._weights, self._full_weight = state.data.weights, state.full_weight
         self._balancer = state.data.balancer
         self._bytes_recorded = 0
@@ -78,6 +93,7 @@ class Worker:
         if self._state.dealer is not None:
             self._state.dealer.end_epoch()
         self.position = EpochPosition(EpochRemainder(self.world.size, self._state.batch_size))
+        self.taken_by_rank = None
 
     def snapshot(self) -> Tree:
         """What only this worker knows."""
@@ -104,7 +120,7 @@ class Worker:
     def train_epoch(self, before: Callable[[], None], after: StepHook) -> float | None:
         """Train the rest of the epoch; the mean training loss over all samples of the world, None
         if all were rejected."""
-        position = self.position
+        position, self._after_step = self.position, after
         feed = open_feed(self._state, position)
         began = self.watch.start()
         outcome = self._go_on(self.exchange.run_deferred(self.watch))
@@ -113,22 +129,42 @@ class Worker:
             self.watch.lap("data")
             before()
             loss, outcome = self._step(batch, more)
-            if batch is not None:
-                position.add(batch.samples, loss)
-            position.ended = not more
-            after(loss, self._count(batch, outcome))
+            after(loss, self._count_step(batch, more, loss, outcome))
             began = self._record(began, loss, batch)
             self._check_replicas()
             outcome = self._pause_if_asked(outcome)
         self.stopped = outcome.stop
-        totals = np.array([position.loss_sum, position.samples_without_loss])
+        totals = np.array([position.loss_sum, position.samples_with_loss])
         self.world.all_reduce(totals)
         self.watch.lap("communication")
         if self._balancer is not None:
             self._balancer.learn()
-        loss_sum, samples_without_loss = totals.tolist()
-        counted = self.clock.samples_in_epoch - samples_without_loss
+        loss_sum, counted = totals.tolist()
         return loss_sum / counted if counted > 0 else None
+
+    def settle(self, left: World) -> None:
+        """Ranks were lost: finish the step that was under way, on all ranks that are left or on
+        none."""
+        settled, step = self.exchange.settle(left), self._under_way
+        if settled.counts and step is not None:
+            samples = self._count_step(step.batch, step.more, step.loss, settled.outcome)
+            self._after_step(step.loss, samples)
+
+    def _count_step(
+        self,
+        batch: Batch | DealtBatch | None,
+        more: bool,
+        loss: float | None,
+        outcome: StepOutcome | None,
+    ) -> int:
+        """A step is done: what this rank and the world have had; the world's samples."""
+        self._under_way = None
+        if batch is not None:
+            self.position.add(batch.samples, loss)
+        self.position.ended = not more
+        if outcome is not None and outcome.taken is not None:
+            self.taken_by_rank = outcome.taken
+        return self._count(batch, outcome)
 
     def _check_replicas(self) -> None:
         every = self.config.check_replicas
@@ -249,11 +285,13 @@ class Worker:
             factor = config.schedule.factor(self.clock.epochs, config.epochs)
             self.replica.scale_learning_rate(factor)
         loss = self._gradients(batch)
+        self._under_way = StepUnderWay(batch, more, loss)
         samples = batch.samples if batch is not None else 0
         if loss is None:
             mine = self.stepper.contribution(samples, 0.0, more)
         else:
             mine = self.stepper.contribution(samples, self._weight_of(batch), more, loss * samples)
+        mine = mine._replace(taken=self.position.taken + (batch is not None))
         where = batch.where if batch is not None else lambda: "no samples"
         if self._balancer is None:
             outcome = self.stepper.step(mine, where)

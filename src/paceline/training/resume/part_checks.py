@@ -92,7 +92,7 @@ OWN = {
             "taken": COUNT,
             "ended": FLAG,
             "loss_sum": NUMBER,
-            "samples_without_loss": AMOUNT,
+            "samples_with_loss": AMOUNT,
             "seconds": NUMBER,
         },
         "estimated_samples": COUNT,

@@ -1,22 +1,13 @@
-"""A resumed run: which checkpoint it continues from, and what of it each rank gets.
-
-With as many ranks as before every rank gets back what it had, to the last bit. With another number,
-the replicas of a rule that keeps them equal are what they were; those that differ continue
-from their mean, their consensus or the centre, each with the optimizer of one of the old ranks.
-The samples that were left are sharded anew in either case, so that each comes exactly once.
-"""
+"""A resumed run: which checkpoint it continues from, and what of it each rank gets."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
-
-import numpy as np
 
 from paceline.checkpoint.store import REMEDY, Store, newest_valid
 from paceline.comm import World
@@ -24,11 +15,9 @@ from paceline.comm.rank0 import on_rank0
 from paceline.core.trees import Tree
 from paceline.core.user_code import describe_failure
 from paceline.core.vectors import Vector
-from paceline.data import EpochRemainder
-from paceline.data.sampling.split import EpochSplit, rest_of
 from paceline.errors import CheckpointError, PacelineError
 from paceline.sync.saved import SavedCentre, unpack
-from paceline.training.loop.position import EpochPosition
+from paceline.training.resume.continuation import Continuation, shares_of
 from paceline.training.resume.part_checks import check_common, check_facts, check_own, check_server
 
 T = TypeVar("T")
@@ -41,7 +30,7 @@ _WRONG_VALUES = (
 """What values of another kind than expected lead to."""
 
 
-class Resumed:
+class Resumed(Continuation):
     """A checkpoint as this rank of the resumed run sees it."""
 
     def __init__(self, store: Store, name: str, world: World) -> None:
@@ -135,69 +124,11 @@ class Resumed:
                 saved.ledger[name] += sum(worker[name] for worker in unreported)
         return saved
 
-    def parameters(self) -> Vector:
-        """This rank's; if the number of ranks changed, those that all start from."""
-        if self.centre is not None and self.centre.centre.size and not self.same_ranks:
-            return self.centre.centre
-        own: Vector = self.own["parameters"]
-        return own if self.same_ranks else self._mean(np.zeros_like(own))
-
     def _mean(self, total: Vector) -> Vector:
-        """Of the replicas: by the weights of gossip, or the samples since the last exchange."""
-        weights = np.array(self.everybody(lambda part: part["exchange"]["weight"]))
-        shares = (
-            weights / weights.sum() if weights.sum() else np.full(len(weights), 1 / len(weights))
-        )
-        for share, rank in zip(shares.tolist(), self.facts["workers"], strict=True):
+        weights = self.everybody(lambda part: part["exchange"]["weight"])
+        for share, rank in zip(shares_of(weights), self.facts["workers"], strict=True):
             total += total.dtype.type(share) * self._read_rank(rank)["parameters"]
         return total
-
-    def position(
-        self,
-        fresh: EpochRemainder,
-        split: Callable[[EpochRemainder], EpochSplit] | None,
-        asynchronous: bool,
-    ) -> tuple[EpochPosition, bool]:
-        """Where this rank continues in its epoch, and whether that is sharded as before.
-
-        `fresh` is a whole epoch for the present ranks; `split` says which samples each rank took
-        (None: a stream)."""
-        own = self.own["worker"]["position"]
-        remainder, taken, same_shards = fresh, 0, True
-        if not asynchronous:
-            remainder, taken, same_shards = self._remainder(fresh, split)
-        position = EpochPosition(
-            remainder,
-            taken,
-            ended=not asynchronous and same_shards and own["ended"],
-            loss_sum=self._share("loss_sum"),
-            samples_without_loss=self._share("samples_without_loss"),
-            before_s=own["seconds"],
-        )
-        return position, same_shards
-
-    def _remainder(
-        self, fresh: EpochRemainder, split: Callable[[EpochRemainder], EpochSplit] | None
-    ) -> tuple[EpochRemainder, int, bool]:
-        """What is left of the epoch, how many batches of it this rank has had, and whether it is
-        sharded as before."""
-        saved = self.common["remainder"]
-        ranges = None if saved["ranges"] is None else tuple(map(tuple, saved["ranges"]))
-        before = EpochRemainder(saved["size"], saved["batch_size"], ranges)
-        if replace(before, ranges=None) == fresh and self.same_ranks:
-            return before, self.own["worker"]["position"]["taken"], True
-        taken = self.everybody(lambda part: part["worker"]["position"]["taken"])
-        if ranges is None and not any(taken):
-            return fresh, 0, False
-        rest = before.rest_of_stream(taken) if split is None else rest_of(split(before), taken)
-        return replace(fresh, ranges=rest), 0, False
-
-    def _share(self, name: str) -> float:
-        """This rank's share of a sum over the epoch so far."""
-        if self.same_ranks:
-            return float(self.own["worker"]["position"][name])
-        everyone = self.everybody(lambda part: part["worker"]["position"][name])
-        return float(sum(everyone)) if self._world.rank == 0 else 0.0
 
 
 def find_resumed(resume: str | None, run_dir: Path | None, world: World) -> Resumed | None:

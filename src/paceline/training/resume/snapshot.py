@@ -14,6 +14,7 @@ from paceline.frameworks.random_state import (
     seed_generators,
 )
 from paceline.frameworks.replica import Replica, WithStateNames
+from paceline.training.resume.continuation import Continuation
 from paceline.training.resume.part_checks import copy_into
 from paceline.training.resume.resumed import Resumed
 
@@ -23,17 +24,12 @@ if TYPE_CHECKING:
 
 def snapshot_common(run: TrainingRun) -> Tree:
     """What is the same for all ranks, from rank 0; the arrays are copies."""
-    replica, remainder = run.replica, run.worker.position.remainder
+    replica = run.replica
     tree: Tree = {
         "parameters": replica.parameters().copy(),
         "constants": replica.constants().copy(),
         "layout": [[e.name, list(e.shape), e.dtype, e.offset] for e in replica.layout.entries],
-        "remainder": {
-            "size": remainder.size,
-            "batch_size": remainder.batch_size,
-            "ranges": _listed(remainder.ranges),
-        },
-        **{name: part.snapshot() for name, part in run.common_parts().items()},
+        **snapshot_progress(run),
     }
     for name in ("samples", "samples_in_epoch"):  # other ranks may continue from it
         tree["clock"][name] += run.worker.unreported_samples
@@ -42,6 +38,19 @@ def snapshot_common(run: TrainingRun) -> Tree:
     if isinstance(replica, WithStateNames):
         tree["state"] = replica.locate_state()
     return tree
+
+
+def snapshot_progress(run: TrainingRun) -> Tree:
+    """How far the run is: what is common to all ranks, but for the model."""
+    remainder = run.worker.position.remainder
+    return {
+        "remainder": {
+            "size": remainder.size,
+            "batch_size": remainder.batch_size,
+            "ranges": _listed(remainder.ranges),
+        },
+        **{name: part.snapshot() for name, part in run.common_parts().items()},
+    }
 
 
 def snapshot_rank(run: TrainingRun, common_constants: int) -> Tree:
@@ -86,7 +95,7 @@ def _restore_replica(replica: Replica, resumed: Resumed, same_optimizer: bool) -
         replica.accept_buffers()
 
 
-def restore_run(run: TrainingRun, resumed: Resumed) -> None:
+def restore_run(run: TrainingRun, resumed: Continuation) -> None:
     """After the exchange is made: where this rank was."""
     with resumed.blamed():
         _restore_parts(run, resumed)
@@ -94,7 +103,7 @@ def restore_run(run: TrainingRun, resumed: Resumed) -> None:
         run.state.callbacks.restore(resumed.own["callbacks"])
 
 
-def _restore_parts(run: TrainingRun, resumed: Resumed) -> None:
+def _restore_parts(run: TrainingRun, resumed: Continuation) -> None:
     own, exchange = resumed.own, run.exchange
     for name, part in run.common_parts().items():
         part.restore(resumed.common[name])

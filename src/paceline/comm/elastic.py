@@ -1,0 +1,158 @@
+"""A world of MPI that outlives its ranks, by ULFM (MPI's user-level failure mitigation).
+
+A world has a generation. When ranks are lost, every call of those that are left raises RanksLost,
+sooner or later; then all of them call `next_world`, which ends the generation and begins the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
+from weakref import WeakSet
+
+from mpi4py import MPI
+
+from paceline.comm.mpi import MPIWorld
+from paceline.comm.polling import Backoff
+from paceline.errors import PacelineError, RanksLost, WorldError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NEWS_S = 3.0
+"""How long the news of a lost rank may take after an error that it has caused."""
+_LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+
+
+class Generation:
+    """The communicators of one generation. They end together."""
+
+    def __init__(self, number: int = 0) -> None:
+        self.number = number
+        self._worlds: WeakSet[ElasticWorld] = WeakSet()
+        self._revoked = False
+
+    def add(self, world: ElasticWorld) -> None:
+        self._worlds.add(world)
+
+    def remove(self, world: ElasticWorld) -> None:
+        self._worlds.discard(world)
+
+    def end(self) -> None:
+        """Let every rank that waits in one of the communicators know: its call raises.
+
+        A rank may wait for one that waits in another communicator, so all of them are revoked.
+        """
+        if not self._revoked:
+            self._revoked = True
+            for world in list(self._worlds):
+                world.revoke()
+
+    def explain(self, error: MPI.Exception) -> PacelineError:
+        """The error to raise for one of MPI.
+
+        A nonblocking collective may report MPI_ERR_OTHER before it is known that a rank is gone.
+        """
+        end = time.monotonic() + _NEWS_S
+        while error.Get_error_class() not in _LOSSES and not self.has_losses():
+            if time.monotonic() > end:
+                return WorldError(f"MPI failed: {error}")
+            time.sleep(0.001)
+        self.end()
+        return RanksLost("ranks were lost")
+
+    def has_losses(self) -> bool:
+        """Whether a rank is known to be lost, here or by another rank."""
+        return any(world.has_losses() for world in list(self._worlds))
+
+
+def _noticing(
+    method: Callable[Concatenate[ElasticWorld, P], T],
+) -> Callable[Concatenate[ElasticWorld, P], T]:
+    """Raise RanksLost where MPI reports a lost rank, or that another rank has noticed one."""
+
+    @functools.wraps(method)
+    def call(self: ElasticWorld, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(self, *args, **kwargs)
+        except MPI.Exception as error:
+            raise self.generation.explain(error) from None
+
+    return call
+
+
+class ElasticWorld(MPIWorld):
+    """One rank of a communicator whose ranks may be lost."""
+
+    elastic = True
+
+    def __init__(self, comm: MPI.Comm, generation: Generation | None = None) -> None:
+        self.generation = generation or Generation()
+        try:
+            super().__init__(comm)
+        except MPI.Exception as error:
+            raise self.generation.explain(error) from None
+        self.generation.add(self)
+
+    def revoke(self) -> None:
+        if self._comm != MPI.COMM_NULL:
+            self._comm.Revoke()
+
+    def next_world(self) -> ElasticWorld:
+        """The world of the ranks that are left; all of them call it."""
+        self.generation.end()
+        comm = self._comm.Shrink()
+        world = ElasticWorld(comm, Generation(self.generation.number + 1))
+        world.poll_interval_s = self.poll_interval_s
+        return world
+
+    def raise_if_failed(self) -> None:
+        """Raise RanksLost if a rank is lost, or another rank has noticed one."""
+        if self.has_losses():
+            self.generation.end()
+            raise RanksLost("ranks were lost")
+
+    def has_losses(self) -> bool:
+        """Whether a rank of this communicator is known to be lost, here or by another rank."""
+        if self._comm == MPI.COMM_NULL:
+            return False
+        try:
+            self._comm.Iprobe()  # lets MPI take in what it has been told
+            return bool(self._comm.Is_revoked()) or self._comm.Get_failed().Get_size() > 0
+        except MPI.Exception as error:
+            return error.Get_error_class() in _LOSSES
+
+    def part(self, longest_s: float) -> None:
+        """Wait until all ranks come here, but no longer than this."""
+        end = time.monotonic() + longest_s
+        with contextlib.suppress(MPI.Exception):
+            request, backoff = self._comm.Ibarrier(), Backoff()
+            while not request.Test() and time.monotonic() < end:
+                backoff.pause()
+
+    def free(self) -> None:
+        self.generation.remove(self)
+        super().free()
+
+    def _make(self, comm: MPI.Comm) -> ElasticWorld:
+        return ElasticWorld(comm, self.generation)
+
+    def _explain(self, error: MPI.Exception) -> PacelineError:
+        return self.generation.explain(error)
+
+    broadcast = _noticing(MPIWorld.broadcast)
+    all_reduce = _noticing(MPIWorld.all_reduce)
+    barrier = _noticing(MPIWorld.barrier)
+    split = _noticing(MPIWorld.split)
+    bcast_value = _noticing(MPIWorld.bcast_value)
+    allgather_values = _noticing(MPIWorld.allgather_values)
+    irecv = _noticing(MPIWorld.irecv)
+    isend = _noticing(MPIWorld.isend)
+
+
+def elastic_world_of_mpi() -> ElasticWorld:
+    """All ranks that the launcher started, on a communicator of our own."""
+    return ElasticWorld(MPI.COMM_WORLD.Dup())

@@ -1,0 +1,97 @@
+"""Ranks are lost, and the run goes on: under real MPI that outlives its ranks (ULFM)."""
+
+import json
+
+import pytest
+from support.launching import KIND
+from support.ranks import TESTS
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(KIND != "openmpi", reason="only Open MPI outlives its ranks"),
+]
+SAMPLES, EPOCHS = 250, 2
+
+
+@pytest.fixture
+def elastic(paceline, tmp_path):
+    """`elastic(4, faults=[...], rule="bsp")`: what the ranks that are left say of the run."""
+
+    def run(ranks, *, code=0, elastic=True, **settings):
+        program = TESTS / "mpi" / "programs" / "elastic.py"
+        given = {"epochs": EPOCHS, "run_dir": str(tmp_path / "run"), **settings}
+        words = ["run", *(["--elastic"] if elastic else []), "-n", ranks, "--", program]
+        done = paceline(*words, json.dumps(given), timeout_s=120)
+        assert done.returncode == code, done.stderr
+        found = json.loads(done.stdout.splitlines()[-1]) if code == 0 else {}
+        return {**found, "stderr": done.stderr}
+
+    return run
+
+
+def is_whole(found, epochs=EPOCHS):
+    """Every sample once in each epoch, and callbacks saw one run."""
+    calls = [f"{what} {epoch + 1}" for epoch in range(epochs) for what in ("begin", "end")]
+    assert found["samples"] == [SAMPLES] * epochs
+    assert found["calls"] == ["train", *calls]
+    assert found["steps"] == list(range(1, len(found["steps"]) + 1))
+    assert found["losses"][-1] < found["losses"][0]
+
+
+def test_a_run_that_shrank_is_one_that_began_there_with_fewer_ranks(elastic, tmp_path):
+    """Bit for bit. A rank that is killed while the ranks move their common parameters has its part
+    of the step finished by the others."""
+    folder = str(tmp_path / "stopped")
+    elastic(3, code=75, elastic=False, stop_after=5, run_dir=folder)
+    expected = elastic(2, elastic=False, resume=folder, run_dir=None)
+    for fault in ("step=6,at=after", "step=7,at=before", "step=6,at=moving"):
+        run_dir = str(tmp_path / fault)
+        found = elastic(3, faults=[f"sigkill:rank=1,{fault}"], check_replicas=1, run_dir=run_dir)
+        assert found["sizes"] == [3, 2]
+        is_whole(found)
+        assert found["parameters"] == expected["parameters"], fault
+        assert found["val_losses"] == expected["val_losses"]
+
+
+MOMENTS = [
+    "sigkill:rank=5,step=1",
+    "sigkill:rank=0,step=4,at=moving",
+    "sigkill:rank=2,step=4",
+    "sigkill:rank=1,step=9,at=validation",
+    "sigkill:rank=3,step=20,at=saving",
+]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_ranks_are_lost_at_every_moment(elastic, share):
+    """At the first step; the leading one and another in the same step; in the validation; in a
+    checkpoint. One rank is left in the end."""
+    settings = {"exchange": {"share": share}, "checkpoint_every": "epoch", "epochs": 3}
+    found = elastic(6, faults=MOMENTS, check_replicas=1, **settings)
+    assert found["left"] == 1
+    is_whole(found, epochs=3)
+
+
+def test_a_rank_is_lost_while_the_others_recover(elastic):
+    found = elastic(4, faults=["sigkill:rank=1,step=3", "sigkill:rank=0,step=2,at=recovery"])
+    assert found["sizes"] == [4, 2]
+    is_whole(found)
+
+
+@pytest.mark.parametrize(
+    "rule", [{"name": "average", "start_after": 2}, {"name": "diloco", "outer_momentum": 0.5}]
+)
+def test_rules_that_merge_weights(elastic, rule):
+    """Ranks are lost between two exchanges."""
+    faults = ["sigkill:rank=0,step=5", "sigkill:rank=2,step=9,at=before"]
+    found = elastic(4, faults=faults, rule={"every": 4, **rule})
+    assert found["sizes"] == [4, 3, 2]
+    is_whole(found)
+
+
+def test_below_the_least_number_of_ranks_it_saves_and_can_go_on(elastic, tmp_path):
+    folder = str(tmp_path / "run")
+    settings = {"run_dir": folder, "min_ranks": 3}
+    found = elastic(3, code=75, faults=["sigkill:rank=0,step=6"], **settings)
+    assert "2 ranks are left, and elastic.min is 3" in found["stderr"]
+    assert elastic(2, resume=folder, run_dir=None)["samples"] == [SAMPLES] * EPOCHS
