@@ -91,7 +91,10 @@ def test_faults_are_read_and_written_alike(text, fault):
         ("boom:rank=1,step=5", ["kind is 'boom', expected one of exception, sigkill", "drop"]),
         ("nan", ["rank is missing; step is missing", "KIND:rank=R,step=S"]),
         ("", ["kind is ''", "rank is missing"]),
-        ("nan:rank=1,stop=5", ["'stop' is not a key (valid: rank, step, seconds, code, steps)"]),
+        (
+            "nan:rank=1,stop=5",
+            ["'stop' is not a key (valid: rank, step, seconds, code, steps, at)"],
+        ),
         ("bum:rank=x,step=5", ["kind is 'bum'", "rank is 'x', expected a number"]),
         ("nan:rank=1,rank=2,step=1", ["rank is given twice"]),
         ("nan:rank=-1,step=0", ["rank is -1, expected 0 or more; step is 0, expected 1 or more"]),

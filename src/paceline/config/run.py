@@ -15,14 +15,13 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from paceline.cluster.cores import most_threads
 from paceline.config.data import DataConfig
-from paceline.config.elastic import ElasticConfig
 from paceline.config.messages import show
 from paceline.config.optimizer import OptimizerConfig
 from paceline.config.plain import as_plain, names_as_plain
 from paceline.config.schedules import Constant, Schedule
 from paceline.config.section import Section
 from paceline.config.setting import Flag, Group, Values
-from paceline.config.stopping import StopConfig
+from paceline.config.stopping import ElasticConfig, StopConfig
 from paceline.core.quantities import Period
 from paceline.core.user_code import describe_failure
 from paceline.errors import ConfigError

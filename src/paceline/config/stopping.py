@@ -1,11 +1,11 @@
-"""The section `stop:`, reasons to stop before the last epoch."""
+"""The sections `stop:`, reasons to stop before the last epoch, and `elastic:`, reasons not to."""
 
 from __future__ import annotations
 
 import re
 from typing import Annotated
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from paceline.config.section import Section
 from paceline.config.setting import Flag, Values
@@ -55,3 +55,25 @@ def parse_target(text: str) -> tuple[str, str, float]:
         f"stop.target is {text!r}, expected METRIC>=NUMBER or METRIC<=NUMBER with one of these "
         f"metrics: {', '.join(METRICS)}, or val_ and the name of a Keras model's metric"
     )
+
+
+class ElasticConfig(Section):
+    """What becomes of a run whose ranks are lost."""
+
+    enabled: Annotated[bool, Flag("--elastic")] = False
+    """Go on with the ranks that are left when others are lost.
+
+    The section itself turns it on: `elastic: true`, or `elastic: {min: 2}`. It needs an MPI that
+    outlives its ranks (Open MPI 5): see [reliability.md](reliability.md)."""
+    min: Annotated[int, Flag("--min-ranks")] = Field(1, ge=1)
+    """Save and exit with code 75 when fewer ranks than this are left."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def turn_on(cls, value: object) -> object:
+        """Naming the section means to use it."""
+        if isinstance(value, bool):
+            return {"enabled": value}
+        if isinstance(value, dict) and value and "enabled" not in value:
+            return {**value, "enabled": True}
+        return value

@@ -29,7 +29,7 @@ T = TypeVar("T")
 _NOTHING = {"taken": 0, "ended": False, "loss_sum": 0.0, "samples_with_loss": 0.0, "seconds": 0.0}
 
 
-class Loss(NamedTuple):
+class LostRanks(NamedTuple):
     """Which ranks of the old world were lost, where they were, and how many are left."""
 
     ranks: tuple[int, ...]
@@ -39,7 +39,7 @@ class Loss(NamedTuple):
     def describe(self, step: int) -> str:
         """One line for the user.
 
-        >>> Loss((2,), ("n07",), 3).describe(120)
+        >>> LostRanks((2,), ("n07",), 3).describe(120)
         'rank 2 (n07) was lost; going on after step 120 with 3 ranks'
         """
         several = len(self.ranks) > 1
@@ -85,7 +85,7 @@ class Carried(Continuation):
             position = {**_NOTHING, "taken": had}
             self._parts[rank] = {"exchange": {"weight": 0.0}, "worker": {"position": position}}
         nodes = tuple(run.state.nodes[rank] for rank in lost)
-        self.lost = Loss(tuple(lost), nodes, world.size)
+        self.lost = LostRanks(tuple(lost), nodes, world.size)
 
     def _count_samples(self, run: TrainingRun) -> None:
         """Between two exchanges a rank guesses what the others do; now it is known."""
