@@ -15,6 +15,7 @@ COMMANDS = {
     "run": "start any Python script on N ranks",
     "data": "write a data set as files",
     "doctor": "check whether training would run here",
+    "events": "check what the events of a run say",
     "export": "write the plain model of a run to a file",
     "bench": "measure Paceline against its peers",
     "tune": "find how many ranks and threads are fastest",

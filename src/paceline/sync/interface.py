@@ -14,6 +14,7 @@ from paceline.observe import Stopwatch
 
 if TYPE_CHECKING:
     from paceline.sync.asynchronous.base import AsynchronousExchange
+    from paceline.sync.saved import SavedCentre
 
 _WEIGHT, _HIGH, _LOW, _MORE, _STOP, _SAVE, _QUIT, _SAVE_ONLY, _MARK, _FIELDS = range(10)
 _SPLIT = 4096  # a float32 counts to 16 million; two of them count all samples of an epoch
@@ -144,6 +145,8 @@ class Exchange(ABC):
     """The ranks that train."""
     rounds = 0
     """Exchanges that this rank has completed."""
+    carried: SavedCentre | None = None
+    """After `settle`: the centre for those that are left."""
 
     @property
     @abstractmethod

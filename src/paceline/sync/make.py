@@ -36,7 +36,8 @@ def resolve(rule: Rule, settings: ExchangeSettings, world: World) -> Rule:
     """The rule to carry out for this one, in such a world."""
     check_settings(rule, settings)
     resolved = rule.resolve(lossy=settings.lossy)
-    alone = world.size == 1 and resolved.trivial_alone
+    # The last rank of an elastic world goes on as it was.
+    alone = world.size == 1 and not world.elastic and resolved.trivial_alone
     if alone and resolved.exchange_kind in ("centre", "gossip"):
         assign_roles(world, settings.servers)  # somebody must train
         return BSP()

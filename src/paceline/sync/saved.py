@@ -14,6 +14,7 @@ from paceline.core.vectors import Vector
 from paceline.rules import State
 
 if TYPE_CHECKING:
+    from paceline.sync.parameter_server.holdings import Held
     from paceline.sync.parameter_server.ledger import Ledger
 
 Keep = Callable[[int, Tree], None]
@@ -30,6 +31,8 @@ class SavedCentre:
     ledger: dict[str, float]
     again: tuple[int, ...] = field(default=())
     """Batches that were granted and not trained on."""
+    held: tuple[Held, ...] = field(default=())
+    """What each worker has trained on and not given to the centre, if the workers go on."""
 
     def piece_of_state(self, piece: Span, fresh: State) -> State:
         """The state for a piece of the centre, in the arrays of a fresh one."""

@@ -148,6 +148,8 @@ class ExchangeContext(NamedTuple):
     settings: ExchangeSettings = ExchangeSettings()
     batches: int = 0
     """Of the whole run, granted to workers of asynchronous rules."""
+    most_in_hand: int = 0
+    """Batches that a worker of an asynchronous rule may have in hand."""
     seed: int = 0
     """Of random choices."""
     clip_norm: float | None = None

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from paceline.comm import Buffer, Pending, World
 from paceline.data import Batch
@@ -56,10 +55,10 @@ class Inject(Callback):
     def __init__(self, *faults: Fault) -> None:
         self._faults = faults
         self._trap: _Trap | None = None
-        self._ranks: WeakKeyDictionary[Trainer, int] = WeakKeyDictionary()
+        self._ranks: dict[int, int] = {}
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        self._ranks[trainer] = trainer.world.rank
+        self._ranks[id(trainer)] = trainer.world.rank
 
     def on_batch_begin(self, trainer: Trainer, step: int) -> None:
         for fault in self._due(trainer, step, ("nan", "delay", "drop")):
@@ -87,7 +86,7 @@ class Inject(Callback):
                 _strike(fault)
 
     def _due(self, trainer: Trainer, step: int, kinds: tuple[str, ...]) -> list[Fault]:
-        rank = self._ranks.get(trainer, trainer.world.rank)
+        rank = self._ranks.get(id(trainer), trainer.world.rank)
         here = (fault for fault in self._faults if fault.rank == rank)
         due = (f for f in here if f.step <= step < f.step + f.steps)
         return [fault for fault in due if fault.kind in kinds]

@@ -50,6 +50,7 @@ from paceline.training.loop.dealing import Dealer
 from paceline.training.loop.run import TrainingRun
 from paceline.training.loop.state import Datasets, RunOutputs, RunState
 from paceline.training.loop.sync_run import SyncRun
+from paceline.training.loop.worker import most_in_hand
 from paceline.training.model_file import check_room, save_model
 from paceline.training.resume.carried import Carried
 from paceline.training.resume.continuation import Continuation
@@ -229,6 +230,7 @@ class Trainer:
             exchange_id=next_exchange_id(world),
             settings=config.exchange,
             batches=self._batches_to_grant(data, resumed),
+            most_in_hand=most_in_hand(config.data.loaders),
             saved=resumed.centre if resumed is not None else None,
             seed=config.seed,
             clip_norm=config.clip_norm,
@@ -275,6 +277,7 @@ class Trainer:
                 restore_run(run, resumed)
             self._training_run = run
             self._announce(progress, resumed)
+            run.write_generation(resumed.lost.ranks if isinstance(resumed, Carried) else ())
             saver.begin_period(self.clock.step)
             limits = config.stall_warning_s, config.stall_timeout_s
             stack.enter_context(watched(lambda: (state.watch.laps, state.clock.step), *limits))

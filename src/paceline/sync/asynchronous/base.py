@@ -16,7 +16,7 @@ from paceline.core.vectors import Vector, copy_vectors, fill_vectors
 from paceline.data import BatchGrants
 from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
-from paceline.sync.interface import Contribution, Exchange, StepOutcome
+from paceline.sync.interface import Contribution, Exchange, Settled, StepOutcome
 from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
 from paceline.sync.parameter_server.make import LedgerLink
 from paceline.sync.parameter_server.roles import Roles
@@ -54,6 +54,7 @@ class AsynchronousExchange(Exchange):
         self.exchanges = self.refused = 0
         self._steps_taken = 0
         self._samples = self._loss = self._without_loss = 0.0
+        self._batches = 0
         self._stop = self._save = self._quit = False
         self._final: Vector | None = None
         self.workers_world = world.split(int(self.trains))
@@ -102,8 +103,10 @@ class AsynchronousExchange(Exchange):
         self._samples += part.samples
         self._loss += part.loss
         self._without_loss += 0.0 if part.weight else part.samples
+        self._batches += 1
         before, self._stop = self.ledger_reply.samples, self._stop or part.stop
         self._save, self._quit = self._save or part.save, self._quit or part.quit
+        self._notice_losses()
         if not self._after(watch):
             if not (part.stop or part.save or part.quit):
                 return None
@@ -111,6 +114,21 @@ class AsynchronousExchange(Exchange):
         return StepOutcome(
             int(self.ledger_reply.samples - before), 1.0, more=True, stop=self.ledger_reply.stop
         )
+
+    def _notice_losses(self) -> None:
+        """Raise RanksLost here, where nothing is half done."""
+        if self._world.elastic:
+            self._world.raise_if_failed()
+
+    def settle(self, left: World) -> Settled:
+        """Every worker goes on as it is; batches of those that are lost are granted again."""
+        self._come_to_rest()
+        found = left.allgather_values((self._world.rank, self.grants.numbers()))
+        self.carried = self._centre.carry_over(left, dict(found))
+        return Settled(counts=True)
+
+    def _come_to_rest(self) -> None:
+        """Have no exchange under way; ranks were lost."""
 
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
@@ -159,6 +177,7 @@ class AsynchronousExchange(Exchange):
         return {
             "steps": self._steps_taken,
             "samples": self._samples,
+            "batches": self._batches,
             "loss": self._loss,
             "without_loss": self._without_loss,
             "grants": self.grants.numbers(),
@@ -174,7 +193,7 @@ class AsynchronousExchange(Exchange):
         if not same_ranks:
             return
         self._samples, self._loss = saved["samples"], saved["loss"]
-        self._without_loss = saved["without_loss"]
+        self._without_loss, self._batches = saved["without_loss"], saved["batches"]
         self.exchanges, self.refused = saved["exchanges"], saved["refused"]
         self.staleness = Counter(dict(map(tuple, saved["staleness"])))
         fill_vectors(self._centre.residuals, saved["residuals"])
@@ -207,6 +226,7 @@ class AsynchronousExchange(Exchange):
         if self.ledger_reply.stop or not self.trains:
             return False
         if not self.grants.outstanding:
+            self._notice_losses()
             self.report()
             watch.lap("communication")
         return self.grants.outstanding > 0
@@ -226,6 +246,7 @@ class AsynchronousExchange(Exchange):
                 self._while_waiting()
                 meanwhile()
                 patience.pause()
+                self._notice_losses()
                 self._hear(self._centre.report(WorkerReport()))
             watch.lap("wait")
             if self.on_last is not None:
@@ -250,8 +271,10 @@ class AsynchronousExchange(Exchange):
         wanted = 0 if left or self._stop else max(0, self.batches_wanted - self.grants.outstanding)
         wishes = self._save, self._quit
         counts = self._samples, self._loss, self._stop
-        report = WorkerReport(*counts, push, pull, wanted, left, *wishes, self._without_loss)
+        done = self._without_loss, self._batches
+        report = WorkerReport(*counts, push, pull, wanted, left, *wishes, *done)
         self._samples = self._loss = self._without_loss = 0.0
+        self._batches = 0
         self._save = self._quit = False
         return report
 

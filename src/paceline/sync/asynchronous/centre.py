@@ -114,6 +114,9 @@ class CentreExchange(AsynchronousExchange):
         else:
             fill_vectors(self._state, self._rule.init_worker(self._model.parameters()))
 
+    def _come_to_rest(self) -> None:
+        self._take_back()
+
     def _conclude(self) -> Vector:
         final = self._copy_of_weights()
         self._to_centre.close(final)

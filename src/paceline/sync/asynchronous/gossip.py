@@ -12,6 +12,7 @@ from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
 from paceline.rules import GossipRule
 from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.interface import Settled
 from paceline.sync.parameter_server.make import open_ledger
 from paceline.sync.parameter_server.packets import Packet
 from paceline.sync.parameter_server.spec import message_tags
@@ -144,6 +145,12 @@ class GossipExchange(AsynchronousExchange):
         self._chance.bit_generator.state = saved["chance"]
         if self._feedback is not None:
             fill_vectors({"error": self._feedback.error}, saved)
+
+    def settle(self, left: World) -> Settled:
+        """Those that are left have all the weight; what was under way was a copy."""
+        settled = super().settle(left)
+        self._weight /= sum(left.allgather_values(self._weight))
+        return settled
 
     def agree_on_weights(self) -> Vector | None:
         """The weighted mean of all replicas; none may be under way."""

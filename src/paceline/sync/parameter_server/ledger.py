@@ -34,6 +34,8 @@ class WorkerReport(NamedTuple):
     """It asks all ranks to save and exit."""
     without_loss: float = 0.0
     """Samples without a loss: those of rejected batches."""
+    batches: int = 0
+    """That it has trained on."""
 
 
 class LedgerReply(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -19,8 +20,11 @@ from paceline.sync.parameter_server.roles import Roles, assign_roles, hosted_by_
 from paceline.sync.parameter_server.shard_server import ShardServer
 from paceline.sync.parameter_server.spec import CentreSpec
 from paceline.sync.parameter_server.worker_port import WorkerPort
-from paceline.sync.saved import Keep
+from paceline.sync.saved import Keep, SavedCentre
 from paceline.sync.settings import ExchangeContext, Fail
+
+_SPARE = 32
+"""Batches that a worker may have beyond what it wants."""
 
 
 class LedgerLink(Protocol):
@@ -44,6 +48,10 @@ class LedgerLink(Protocol):
 
     def sign_off(self, quit: bool = False) -> None:
         """This worker will not ask again; with `quit`, since the run is to be resumed later."""
+
+    def carry_over(self, left: World, in_hand: Mapping[int, Sequence[int]]) -> SavedCentre:
+        """Ranks were lost: the centre for those that are left, who all come here, with the batches
+        that each has in hand and has not trained on."""
 
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
@@ -87,6 +95,9 @@ def _open(
 ) -> tuple[Centre, Roles]:
     roles = assign_roles(world, servers)
     spec = CentreSpec(rule, wire, context.exchange_id, context.batches, context.saved)
+    if rule is not None:
+        spec = spec._replace(most_held=rule.report_every)
+    spec = spec._replace(most_held=spec.most_held + context.most_in_hand + _SPARE)
     if not roles.holders:
         try:
             _check_wire(wire, world)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import numpy as np
@@ -12,10 +12,12 @@ from paceline.core.chunks import chunks, length
 from paceline.core.vectors import ALIGNMENT_BYTES, Vector
 from paceline.errors import WorldError
 from paceline.rules import PushTerms, State
+from paceline.sync.parameter_server.lasting_ledger import LastingLedger
 from paceline.sync.parameter_server.ledger import Ledger, LedgerReply, WorkerReport
+from paceline.sync.parameter_server.push_journal import PushJournal
 from paceline.sync.parameter_server.spec import CentreSpec
 from paceline.sync.parameter_server.worker_port import WorkerPort
-from paceline.sync.saved import Keep, join_states, pack
+from paceline.sync.saved import Keep, SavedCentre, join_states, pack
 
 CHUNK_ELEMENTS = 64 * 1024
 """An exchange of one chunk stays in the cache and holds its lock for some ten microseconds."""
@@ -47,27 +49,101 @@ class NodeCentre:
         self._centre, rest = lies[1], iter(lies[2:])
         self._states: list[State] = [{name: next(rest) for name in state} for state in states]
         self._scratch = np.empty((2, min(CHUNK_ELEMENTS, max(1, weights.size))), weights.dtype)
-        self._in_place = True
+        self._in_place = not world.elastic
         """Whether an exchange may be done in one go, as far as is known."""
         self.bytes_sent = 0
         self._keep: Keep | None = None
+        self._lasting = LastingLedger(world, spec, numbers) if world.elastic else None
+        self._journal: PushJournal | None = None
+        if world.elastic:
+            self._journal = PushJournal(world, self._centre, self._pieces, self._states)
         world.barrier()
 
     def report(self, report: WorkerReport) -> LedgerReply:
         """Report to the ledger, and get its totals."""
-        self._world.raise_if_failed()
+        if self._lasting is None:
+            self._world.raise_if_failed()
         with self._memory.hold(_LEDGER_LOCK):
+            if self._lasting is not None:
+                return self._lasting.enter(self._worker, report, self._spec)
             return self._ledger.enter(self._worker, report, self._spec.staleness_weight)
 
     def push_pull(self, report: WorkerReport, terms: PushTerms, port: WorkerPort) -> LedgerReply:
         """One exchange of this worker with the centre."""
+        if self._journal is not None and self._lasting is not None and report.push:
+            for piece in self._pieces:
+                port.write_push(piece, terms, self._journal.pushes[self._worker][piece])
+            number = self._lasting.holdings.pushes(self._worker)[0] + 1
+            self._journal.begin(self._worker, number, terms)
         reply = self.report(report)
         terms = terms._replace(scale=reply.scale)
         pull = report.pull or not reply.scale
         first = self._worker * len(self._pieces) // self._world.size  # workers in different places
-        for index in chain(range(first, len(self._pieces)), range(first)):
-            self._exchange_chunk(index, report.push, pull, terms, port)
+        for done, index in enumerate(self._from(first)):
+            if self._journal is not None and report.push:
+                self._exchange_lasting(self._journal, done, index, pull, terms, port)
+            else:
+                self._exchange_chunk(index, report.push, pull, terms, port)
         return reply
+
+    def _from(self, first: int) -> list[int]:
+        return [*range(first, len(self._pieces)), *range(first)]
+
+    def _exchange_lasting(
+        self,
+        journal: PushJournal,
+        done: int,
+        index: int,
+        pull: bool,
+        terms: PushTerms,
+        port: WorkerPort,
+    ) -> None:
+        """The same, with a push that somebody else can finish."""
+        piece = self._pieces[index]
+        sent, reply = self._scratch[:, : length(piece)]
+        with self._memory.hold(1 + index):
+            self._absorb(journal, self._worker, done, index, terms)
+            sent[:] = self._absorbed[: sent.size]
+            if pull and self._spec.replies_with_centre:
+                reply[:] = self._centre[piece]
+        if pull:
+            port.accept_reply(piece, reply if self._spec.replies_with_centre else sent)
+
+    def _absorb(
+        self, journal: PushJournal, worker: int, done: int, index: int, terms: PushTerms
+    ) -> None:
+        """Let the centre's chunk move by a worker's push; what became of that stays in memory."""
+        piece = self._pieces[index]
+        self._absorbed = journal.pushes[worker][piece].copy()
+        journal.keep(worker, done, index)
+        if terms.scale and self._spec.rule is not None:
+            self._spec.rule.absorb(self._absorbed, self._centre[piece], self._states[index], terms)
+        journal.done(worker, done, index)
+
+    def carry_over(self, left: World, in_hand: Mapping[int, Sequence[int]]) -> SavedCentre:
+        """One finishes the pushes of those that are lost; then all read the same memory."""
+        lasting, journal = self._lasting, self._journal
+        assert lasting is not None, "the world is elastic"
+        assert journal is not None
+        lost = [rank for rank in range(self._world.size) if rank not in in_hand]
+        if left.rank == 0:
+            for index in range(len(self._pieces)):
+                journal.mend(index)
+            for rank in lost:
+                self._finish_push(lasting, journal, rank)
+        left.barrier()
+        sizes = list(map(length, self._pieces))
+        state = join_states(self._states, sizes)
+        return lasting.carry_over(self._centre.copy(), state, lost, in_hand)
+
+    def _finish_push(self, lasting: LastingLedger, journal: PushJournal, rank: int) -> None:
+        pushes, scale = lasting.holdings.pushes(rank)
+        found = journal.unfinished(rank, pushes)
+        if found is not None:
+            done, terms = found
+            first = rank * len(self._pieces) // self._world.size
+            for at, index in enumerate(self._from(first)[done:], done):
+                self._absorb(journal, rank, at, index, terms._replace(scale=scale))
 
     def _exchange_chunk(
         self, index: int, push: bool, pull: bool, terms: PushTerms, port: WorkerPort
@@ -101,7 +177,8 @@ class NodeCentre:
         if self._worker == 0 and self._keep is not None:
             sizes = list(map(length, self._pieces))
             state = join_states(self._states, sizes)
-            self._keep(number, pack(self._centre, state, self._ledger))
+            ledger = self._ledger if self._lasting is None else self._lasting.ledger
+            self._keep(number, pack(self._centre, state, ledger))
 
     def on_save(self, keep: Keep) -> None:
         """What `save` gives goes there."""
@@ -122,6 +199,8 @@ class NodeCentre:
         """The last state of the centre, on every rank; all come here together."""
         self._world.barrier()
         self.read_into(out)
+        if self._world.elastic:  # if ranks are lost before the run is over, it is needed again
+            return
         self._memory.close()
         del self._ledger, self._centre, self._states  # the last views of the memory
 

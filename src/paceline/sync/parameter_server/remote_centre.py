@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from paceline.sync.parameter_server.roles import Roles
 from paceline.sync.parameter_server.shard_server import ShardServer
 from paceline.sync.parameter_server.spec import CentreSpec
 from paceline.sync.parameter_server.worker_port import WorkerPort
-from paceline.sync.saved import Keep
+from paceline.sync.saved import Keep, SavedCentre
 
 
 class RemoteCentre:
@@ -147,6 +147,12 @@ class RemoteCentre:
             request.ask(SIGN_OFF, WorkerReport(quit=quit), PushTerms())
             pending.append(self._world.isend(request.filled(0), holder, self._tags[0]))
         self._wait_for(pending)
+
+    def carry_over(self, left: World, in_hand: Mapping[int, Sequence[int]]) -> SavedCentre:
+        raise WorldError(
+            "ranks were lost, and the centre lies on servers or on several nodes: such a run "
+            "cannot go on without them yet; go on with --resume, or start with --restarts"
+        )
 
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more, and wait for nobody."""

@@ -24,6 +24,8 @@ class CentreSpec(NamedTuple):
     batches: int
     """To be granted to workers."""
     saved: SavedCentre | None
+    most_held: int = 0
+    """Batches that a worker may have in hand, or not yet given to the centre."""
 
     @property
     def tags(self) -> tuple[int, int]:

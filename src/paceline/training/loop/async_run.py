@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from time import perf_counter
 
-from paceline.comm import SoloWorld
+from paceline.comm import SoloWorld, World
 from paceline.core.trees import Tree
-from paceline.observe import TimeSplit
+from paceline.observe import History, TimeSplit
 from paceline.sync.asynchronous.base import AsynchronousExchange
 from paceline.sync.make import load_common_weights
 from paceline.sync.parameter_server.ledger import LedgerReply
@@ -58,6 +58,11 @@ class EpochCount:
         self._samples, self._loss = saved["samples"], saved["loss"]
         self._without_loss = saved["without_loss"]
         self._since = perf_counter() - saved["since"]
+
+    def recall(self, history: History) -> None:
+        """Go on from what was recorded by another rank."""
+        self._recorded, self._samples = len(history), float(sum(r.samples for r in history))
+        self._loss = sum((r.train_loss or 0.0) * r.samples for r in history)
 
     def ended(self, reply: LedgerReply, most: int | None = None) -> list[int]:
         """The first `most` epochs that are over and not recorded, without the last of the run."""
@@ -130,6 +135,15 @@ class AsyncRun(TrainingRun):
         self.reason = self.world.bcast_value(reason)
         self.end(self.reason)
         return self.reason
+
+    def settle(self, left: World) -> None:
+        """If the leading rank was lost, the first that is left leads, with what is on disk."""
+        super().settle(left)
+        lost = 0 not in left.allgather_values(self.world.rank)
+        path = self.state.outputs.run_dir / "history.jsonl"
+        if lost and left.rank == 0 and not self.history and path.exists():
+            self.history[:] = History.load(path)
+            self.count.recall(self.history)
 
     def snapshot(self) -> Tree:
         return {"reason": self.reason, "count": self.count.snapshot()}

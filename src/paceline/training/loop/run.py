@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import NoReturn
 
@@ -58,6 +58,24 @@ class TrainingRun(ABC):
     def settle(self, left: World) -> None:
         """Ranks were lost, and those that are left come here: finish what was under way."""
         self.worker.settle(left)
+
+    def write_generation(self, lost: Sequence[int]) -> None:
+        """With which ranks the run goes on, and what is left of the epoch."""
+        if self.world.rank:
+            return
+        ranges = self.worker.position.remainder.ranges
+        self.events.write(
+            "generation",
+            step=self.clock.step,
+            samples=self.clock.samples,
+            epoch=self.clock.epoch + 1,
+            ranks=self.world.size,
+            lost=list(lost),
+            left=None if ranges is None else [list(span) for span in ranges],
+            samples_per_epoch=self.clock.samples_per_epoch,
+            asynchronous=self.exchange.asynchronous,
+        )
+        self.events.flush()
 
     def begin(self) -> None:
         """Tell callbacks, unless they know it from an earlier generation of the world."""

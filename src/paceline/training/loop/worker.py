@@ -146,9 +146,16 @@ class Worker:
         """Ranks were lost: finish the step that was under way, on all ranks that are left or on
         none."""
         settled, step = self.exchange.settle(left), self._under_way
-        if settled.counts and step is not None:
+        exchange = self.exchange.as_asynchronous()
+        if exchange is not None:
+            self._under_way = None
+            if step is not None:
+                self.clock.locate(int(exchange.ledger_reply.samples + exchange.estimated_samples))
+                self._after_step(step.loss, 0)
+        elif settled.counts and step is not None:
             samples = self._count_step(step.batch, step.more, step.loss, settled.outcome)
             self._after_step(step.loss, samples)
+            self._record(perf_counter(), step.loss, step.batch)
 
     def _count_step(
         self,
@@ -202,6 +209,7 @@ class Worker:
         assert exchange is not None
         exchange.batches_wanted = min(exchange.report_every, _LONGEST_LOT)
         exchange.batches_wanted += PREFETCH_DEPTH * self.config.data.loaders
+        self._after_step = after
         batches = self._granted(exchange) if exchange.trains else iter(())
         began = self.watch.start()
         while exchange.has_batch(self.watch):
@@ -209,6 +217,7 @@ class Worker:
             self.watch.lap("data")
             before()
             loss, outcome = self._step(batch, more=True)
+            self._under_way = None
             self.clock.locate(int(exchange.ledger_reply.samples + exchange.estimated_samples))
             after(loss, outcome.samples if outcome else 0)
             began = self._record(began, loss, batch)
@@ -378,6 +387,11 @@ class Worker:
                 return None
             loss += weight * its_loss
         return loss
+
+
+def most_in_hand(loaders: int) -> int:
+    """Batches that an asynchronous worker may have been granted and not trained on."""
+    return _LONGEST_LOT + PREFETCH_DEPTH * loaders
 
 
 def _is_over(outcome: StepOutcome | None) -> TypeGuard[StepOutcome]:

@@ -16,6 +16,7 @@ import numpy as np
 from paceline.comm import World
 from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
+from paceline.frameworks.random_state import generator_states
 from paceline.sync.replicas import copy_buffers
 from paceline.sync.saved import SavedCentre
 from paceline.training.resume.continuation import Continuation, shares_of
@@ -52,16 +53,16 @@ class LostRanks(NamedTuple):
 class Carried(Continuation):
     """A run as the ranks that are left know it."""
 
-    same_ranks = False
-    centre: SavedCentre | None = None
-
     def __init__(self, run: TrainingRun, world: World) -> None:
         """All ranks that are left make it together, when the step that was under way is settled."""
         self._world = world
+        self._same, self._centre = run.exchange.asynchronous, run.exchange.carried
         exchange = run.exchange.snapshot()
         self._own: Tree = {"exchange": exchange, "worker": run.worker.snapshot()}
         if not run.exchange.replicas_stay_equal:
             self._own["parameters"] = run.replica.parameters().copy()
+        if self._same:
+            self._own |= {"generators": generator_states(), "callbacks": []}
         standing = (len(run.history), run.clock.epoch, run.exchange.rounds)
         counts = {name: exchange.get(name, 0.0) for name in ("samples", "weight")}
         position = self._own["worker"]["position"]
@@ -89,11 +90,22 @@ class Carried(Continuation):
 
     def _count_samples(self, run: TrainingRun) -> None:
         """Between two exchanges a rank guesses what the others do; now it is known."""
+        if self._same:
+            return
         since = sum(part["exchange"]["samples"] for part in self._parts.values())
         guessed = self._world.bcast_value(run.worker.estimated_samples, self._leader)
         for name in ("samples", "samples_in_epoch"):
             self.common["clock"][name] += int(since - guessed)
         run.worker.estimated_samples = int(since)  # if ranks are lost again before the next step
+
+    @property
+    def same_ranks(self) -> bool:
+        """Workers of asynchronous rules go on as they are."""
+        return self._same
+
+    @property
+    def centre(self) -> SavedCentre | None:
+        return self._centre
 
     @property
     def own(self) -> Tree:

@@ -103,7 +103,7 @@ OWN = {
 }
 EXCHANGE = {
     **dict.fromkeys(("steps", "steps_taken", "rounds_taken", "exchanges", "refused"), COUNT),
-    **dict.fromkeys(("since_push",), COUNT),
+    **dict.fromkeys(("since_push", "batches"), COUNT),
     **dict.fromkeys(("samples", "without_loss", "weight"), AMOUNT),
     **dict.fromkeys(("loss", "seconds"), NUMBER),
     "grants": [COUNT],
