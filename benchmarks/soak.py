@@ -7,6 +7,12 @@ command whenever somebody was killed. The victim is a rank, mpirun or the launch
 drawn over the length of a run, and so is whether it is killed again. A synchronous rule must end
 with the parameters of the run that was never killed, bit for bit; the others with its accuracy. A
 run that neither ends nor fails in time is a hang. Whatever is left behind is counted, too.
+
+    python benchmarks/soak.py --elastic --ranks 6 --runs 25
+
+Here a run loses one rank after the other, at random moments, until one is left. It must end by
+itself, with exit code 0, the accuracy of the undisturbed run, and events that prove that every
+sample was used once in each epoch.
 """
 
 from __future__ import annotations
@@ -28,6 +34,7 @@ import numpy as np
 
 RULES = {
     "bsp": (["--rule", "bsp"], True),
+    "bsp-unshared": (["--rule", "bsp", "--set", "exchange.share=false"], True),
     "average": (["--rule", "average", "--set", "rule.every=7"], True),
     "diloco": (["--rule", "diloco", "--set", "rule.every=7"], True),
     "easgd": (["--rule", "easgd", "--set", "rule.every=4"], False),
@@ -36,6 +43,8 @@ RULES = {
 }
 """Their settings, and whether they repeat bit for bit."""
 
+LASTING = ["--checkpoint-every", "23", "--resume", "auto", "--set", "events_every=0"]
+ELASTIC = ["--elastic"]
 DEADLINE_S = 120.0
 MOST_STARTS = 12
 SLACK = 0.02
@@ -62,6 +71,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=100, help="for each rule (default 100)")
     parser.add_argument("--rules", nargs="*", default=list(RULES), choices=list(RULES))
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument(
+        "--elastic", action="store_true", help="kill ranks, and let the others go on"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of moments and victims (default 1)")
     parser.add_argument("--json", metavar="FILE", help="write the outcomes, as they come")
     args = parser.parse_args()
@@ -90,6 +102,9 @@ def _soak(rule: str, args: argparse.Namespace, folder: Path) -> Outcome:
     settings, exact = RULES[rule]
     began = time.monotonic()
     reference = folder / "reference"
+    settings = [*settings, *(ELASTIC if args.elastic else LASTING)]
+    exact = exact and not args.elastic
+    train = _train_elastic if args.elastic else _train_to_the_end
     command, silent = _command(settings, args.ranks, reference), subprocess.DEVNULL
     code = subprocess.run(command, stdout=silent, timeout=DEADLINE_S).returncode
     assert code == 0, f"the undisturbed run of {rule} failed"
@@ -99,8 +114,9 @@ def _soak(rule: str, args: argparse.Namespace, folder: Path) -> Outcome:
         run_dir = folder / f"run{number}"
         launchers: list[int] = []
         try:
-            _train_to_the_end(settings, args.ranks, run_dir, length_s, chance, outcome, launchers)
-            outcome.wrong += not _is_right(_result(run_dir), expected, exact)
+            train(settings, args.ranks, run_dir, length_s, chance, outcome, launchers)
+            right = _is_right(_result(run_dir), expected, exact)
+            outcome.wrong += not (right and (not args.elastic or _is_proven(run_dir)))
         except subprocess.TimeoutExpired:
             outcome.hangs += 1
         outcome.left_behind += _is_left_behind(launchers)
@@ -117,8 +133,7 @@ def _command(settings: list[str], ranks: int, run_dir: Path) -> list[str]:
     return [
         *(sys.executable, "-m", "paceline", "train", f"{model}:build", "digits", "-n", str(ranks)),
         *("--threads", "1", "--epochs", "16", "--progress", "off"),
-        *("--checkpoint-every", "23", "--resume", "auto", "--run-dir", str(run_dir)),
-        *("--set", "events_every=0", *settings),
+        *("--run-dir", str(run_dir), *settings),
     ]  # fmt: skip
 
 
@@ -145,6 +160,66 @@ def _train_to_the_end(settings, ranks, run_dir, length_s, chance, outcome, launc
                 process.kill()
                 process.wait()
     raise subprocess.TimeoutExpired(command, DEADLINE_S)
+
+
+def _train_elastic(settings, ranks, run_dir, length_s, chance, outcome, launchers) -> None:
+    """One run, whose ranks are killed one by one."""
+    command, log = _command(settings, ranks, run_dir), run_dir.with_suffix(".log")
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    launchers.append(process.pid)
+    outcome.starts += 1
+    try:
+        end = time.monotonic() + DEADLINE_S
+        while not any(run_dir.glob("events/*.jsonl")) and time.monotonic() < end:
+            time.sleep(0.05)
+        for _ in range(ranks - 1):
+            try:
+                process.wait(timeout=chance.uniform(0.0, 0.6))
+                break
+            except subprocess.TimeoutExpired:
+                outcome.kills += _kill_rank(process.pid, chance)
+        code = process.wait(timeout=DEADLINE_S)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if code:
+        print(f"{run_dir.name}: exit code {code}\n{log.read_text()[-2000:]}", file=sys.stderr)
+        raise subprocess.TimeoutExpired(command, DEADLINE_S)
+
+
+def _kill_rank(launcher: int, chance: random.Random) -> bool:
+    """One of the ranks that are left."""
+    family = [str(pid) for pid in _descendants(launcher)]
+    ranks = [pid for pid in family if "OMPI_COMM_WORLD_RANK=" in _environ(_proc(pid))]
+    alive = [pid for pid in ranks if _is_alive(pid)]
+    if len(alive) < 2:
+        return False
+    try:
+        os.kill(int(chance.choice(alive)), signal.SIGKILL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _proc(pid: str) -> Path:
+    return Path("/proc", pid, "environ")
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _is_proven(run_dir: Path) -> bool:
+    check = [sys.executable, "-m", "paceline", "events", "check", str(run_dir)]
+    done = subprocess.run(check, capture_output=True, text=True, timeout=DEADLINE_S)
+    if done.returncode:
+        print(f"{run_dir.name}: {done.stdout}{done.stderr}", file=sys.stderr)
+    return done.returncode == 0
 
 
 def _kill_somebody(launcher: int, chance: random.Random) -> bool:

@@ -24,6 +24,9 @@ def elastic(paceline, tmp_path):
         done = paceline(*words, json.dumps(given), timeout_s=120)
         assert done.returncode == code, done.stderr
         found = json.loads(done.stdout.splitlines()[-1]) if code == 0 else {}
+        if elastic and code == 0 and settings.get("resume") is None:
+            checked = paceline("events", "check", given["run_dir"])
+            assert checked.returncode == 0, checked.stdout
         return {**found, "stderr": done.stderr}
 
     return run
@@ -87,6 +90,20 @@ def test_rules_that_merge_weights(elastic, rule):
     found = elastic(4, faults=faults, rule={"every": 4, **rule})
     assert found["sizes"] == [4, 3, 2]
     is_whole(found)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [{"name": "easgd", "every": 2}, {"name": "downpour"}, {"name": "gossip", "probability": 0.5}],
+    ids=lambda rule: rule["name"],
+)
+def test_workers_that_do_not_wait_for_each_other(elastic, rule):
+    """The leading one is lost, too, after its first epochs, and in the end one goes on alone."""
+    faults = ["sigkill:rank=2,step=4", "sigkill:rank=0,step=30", "sigkill:rank=1,step=40"]
+    found = elastic(4, faults=faults, rule=rule, epochs=12, optimizer={"name": "sgd", "lr": 0.01})
+    assert found["left"] == 1
+    assert found["samples"] == [SAMPLES] * 12
+    assert found["losses"][-1] < found["losses"][0]
 
 
 def test_below_the_least_number_of_ranks_it_saves_and_can_go_on(elastic, tmp_path):

@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 _NEWS_S = 3.0
 """How long the news of a lost rank may take after an error that it has caused."""
+_UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, MemoryError)
 _LOSSES = (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
 
 
@@ -56,13 +57,23 @@ class Generation:
 
         A nonblocking collective may report MPI_ERR_OTHER before it is known that a rank is gone.
         """
-        end = time.monotonic() + _NEWS_S
-        while error.Get_error_class() not in _LOSSES and not self.has_losses():
-            if time.monotonic() > end:
-                return WorldError(f"MPI failed: {error}")
-            time.sleep(0.001)
+        if error.Get_error_class() in _LOSSES or self.has_losses_soon():
+            return self.lose()
+        return WorldError(f"MPI failed: {error}")
+
+    def lose(self) -> RanksLost:
+        """End the generation; the error to raise."""
         self.end()
-        return RanksLost("ranks were lost")
+        return RanksLost("ranks were lost, and this program cannot go on without them")
+
+    def has_losses_soon(self) -> bool:
+        """Whether the news of a lost rank is here, or comes in a moment."""
+        end = time.monotonic() + _NEWS_S
+        while not self.has_losses():
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.001)
+        return True
 
     def has_losses(self) -> bool:
         """Whether a rank is known to be lost, here or by another rank."""
@@ -72,14 +83,25 @@ class Generation:
 def _noticing(
     method: Callable[Concatenate[ElasticWorld, P], T],
 ) -> Callable[Concatenate[ElasticWorld, P], T]:
-    """Raise RanksLost where MPI reports a lost rank, or that another rank has noticed one."""
+    """Raise RanksLost where a rank is lost, or another rank has noticed one.
+
+    Open MPI 5.0.11 may return from a collective call as if all were well, with numbers that never
+    arrived. So a loss that is known afterwards counts, and so does one behind unreadable values.
+    """
 
     @functools.wraps(method)
     def call(self: ElasticWorld, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return method(self, *args, **kwargs)
+            found = method(self, *args, **kwargs)
         except MPI.Exception as error:
             raise self.generation.explain(error) from None
+        except _UNREADABLE:
+            if self.generation.has_losses_soon():
+                raise self.generation.lose() from None
+            raise
+        if self.knows_losses():
+            raise self.generation.lose()
+        return found
 
     return call
 
@@ -112,8 +134,7 @@ class ElasticWorld(MPIWorld):
     def raise_if_failed(self) -> None:
         """Raise RanksLost if a rank is lost, or another rank has noticed one."""
         if self.has_losses():
-            self.generation.end()
-            raise RanksLost("ranks were lost")
+            raise self.generation.lose()
 
     def has_losses(self) -> bool:
         """Whether a rank of this communicator is known to be lost, here or by another rank."""
@@ -121,9 +142,13 @@ class ElasticWorld(MPIWorld):
             return False
         try:
             self._comm.Iprobe()  # lets MPI take in what it has been told
-            return bool(self._comm.Is_revoked()) or self._comm.Get_failed().Get_size() > 0
         except MPI.Exception as error:
             return error.Get_error_class() in _LOSSES
+        return self.knows_losses()
+
+    def knows_losses(self) -> bool:
+        """The same, as far as MPI has taken it in."""
+        return bool(self._comm.Is_revoked()) or self._comm.Get_failed().Get_size() > 0
 
     def part(self, longest_s: float) -> None:
         """Wait until all ranks come here, but no longer than this."""
@@ -151,6 +176,7 @@ class ElasticWorld(MPIWorld):
     allgather_values = _noticing(MPIWorld.allgather_values)
     irecv = _noticing(MPIWorld.irecv)
     isend = _noticing(MPIWorld.isend)
+    node_memory = _noticing(MPIWorld.node_memory)
 
 
 def elastic_world_of_mpi() -> ElasticWorld:

@@ -192,6 +192,8 @@ OPEN_MPI = OutputFormat(
     noise=re.compile(
         rb"\[[^\]]+:\d+\] (PMIX ERROR: .*\bpmix_server\.c at line \d+|\*\*\* .*)\s*"
         rb"|.*setpgid\(\d+,\d+\) failed in parent with errno=.*\s*"
+        rb"|NBC_Progress: an error \d+ was found during schedule .*\s*"  # a rank was lost
+        rb"|\[[^\]]+\]\[\[\d+,\d+\],\d+\]\[\S*btl_tcp_endpoint\.c:\d+:.*\s*"  # the same
         rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\..*\s*"  # libevent, while mpirun ends
     ),
     ends_with_nul=True,  # of PRRTE's C string

@@ -26,12 +26,12 @@ def check_events(events: Sequence[Event]) -> EventCheck:
     """Follow each epoch through the generations of the world that it was trained in."""
     found = EventCheck()
     generations = [event for event in events if event["event"] == "generation"]
-    epochs = [event for event in events if event["event"] == "epoch" and event["rank"] == 0]
+    recorded = [event for event in events if event["event"] == "epoch"]
     if not generations:
         found.problems.append("no event says with how many ranks the run began")
         return found
     size = generations[0]["samples_per_epoch"]
-    _check_epochs(epochs, size, found)
+    epochs = _check_epochs(recorded, size, found)
     if size is not None and not generations[0]["asynchronous"]:
         steps = [event for event in events if event["event"] == "step"]
         for epoch in epochs:
@@ -45,15 +45,18 @@ def check_events(events: Sequence[Event]) -> EventCheck:
     return found
 
 
-def _check_epochs(epochs: Sequence[Event], size: int | None, found: EventCheck) -> None:
-    numbers = [event["epoch"] for event in epochs]
-    if numbers != list(range(1, len(numbers) + 1)):
-        found.problems.append(f"epochs were recorded in the order {numbers}")
-    for event in epochs:
+def _check_epochs(recorded: Sequence[Event], size: int | None, found: EventCheck) -> list[Event]:
+    """The epochs in their order; several ranks may have recorded one."""
+    first = {event["epoch"]: event for event in reversed(recorded)}
+    epochs = [first[number] for number in sorted(first)]
+    if list(first) and sorted(first) != list(range(1, len(first) + 1)):
+        found.problems.append(f"only the epochs {sorted(first)} were recorded")
+    for event in recorded:
         if size is not None and event["samples"] != size:
             found.problems.append(
                 f"epoch {event['epoch']} had {event['samples']} samples of {size}"
             )
+    return epochs
 
 
 def _check_epoch(
@@ -67,25 +70,36 @@ def _check_epoch(
     """What each generation used of an epoch: places that the next one has not, and as many as the
     steps of its ranks say."""
     ends = {event["epoch"]: event["step"] for event in epochs}
-    first, last = ends.get(number - 1, 0), ends[number]
+    began, last = ends.get(number - 1, 0), ends[number]
     here = (event for event in generations if event["epoch"] == number)
-    parts = [event for event in here if event["left"] is not None]
     left: Spans = [(0, size)]
-    began = first
-    for event in [*parts, None]:
+    for event in [*(e for e in here if e["left"] is not None), None]:
         rest: Spans = [] if event is None else [(a, b) for a, b in event["left"]]
         until = last if event is None else event["step"]
         if not _contains(left, rest):
             found.problems.append(f"epoch {number}: places {rest} are not among {left}")
+        part = [e for e in steps if began < e["step"] <= until and e["samples"]]
+        seen, missing = _count_samples(part, event)
         used = _count(left) - _count(rest)
-        seen = sum(e["samples"] for e in steps if began < e["step"] <= until)
-        whole = event is None  # the last lines of a rank that was lost may not be on disk
-        if seen > used or (whole and steps and seen != used):
+        if steps and (seen > used or (seen < used and not missing)):
             found.problems.append(
                 f"epoch {number}, steps {began + 1} to {until}: ranks had {seen} samples, and "
                 f"{used} were used"
             )
         left, began = rest, until
+
+
+def _count_samples(steps: Sequence[Event], event: Event | None) -> tuple[int, bool]:
+    """Samples that count, of these steps, which an event of lost ranks ends; and whether the last
+    step of such a rank is not there."""
+    if event is None or event["taken"] is None:
+        return sum(step["samples"] for step in steps), False
+    seen, missing = 0, False
+    for rank, taken in enumerate(event["taken"]):
+        own = [step["samples"] for step in steps if step["rank"] == rank][:taken]
+        seen += sum(own)
+        missing |= len(own) == taken - 1 and rank in event["lost"]
+    return seen, missing
 
 
 def _contains(outer: Spans, inner: Spans) -> bool:

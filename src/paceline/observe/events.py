@@ -32,11 +32,15 @@ class EventLog:
     ...     log.write("step", step=1, seconds=0.012, loss=2.3, samples=64)
     """
 
-    def __init__(self, directory: Path | None, rank: int, node: str) -> None:
+    def __init__(
+        self, directory: Path | None, rank: int, node: str, every_s: float = FLUSH_EVERY_S
+    ) -> None:
+        """`every_s`: how often what is buffered goes to the file; 0: each event at once."""
+        self._every_s = every_s
         self._file: TextIO | None = None
         self._heads: dict[str, str] = {}
         self._origin = f', "rank": {rank:d}, "node": {json.dumps(node)}, "event": '
-        self._flush_at = time.monotonic() + FLUSH_EVERY_S
+        self._flush_at = time.monotonic() + every_s
         if directory is not None:
             self._file = _open_log(Path(directory) / f"rank-{rank:04d}.jsonl")
 
@@ -72,7 +76,7 @@ class EventLog:
 
     def flush(self) -> None:
         """Hand what is buffered to the file now; `write` does so about once a second."""
-        self._flush_at = time.monotonic() + FLUSH_EVERY_S
+        self._flush_at = time.monotonic() + self._every_s
         if self._file is not None:
             try:
                 self._file.flush()

@@ -18,6 +18,7 @@ from paceline.cluster.detect import Environment
 from paceline.cluster.identity import JOB_DIR
 from paceline.comm import World
 from paceline.errors import ConfigError, Interrupted, PacelineError
+from paceline.runtime.job_dir import ELASTIC, EXIT_CODE, notify_launcher
 from paceline.runtime.watchdog.sections import step_of
 from paceline.runtime.watchdog.thread import silence
 
@@ -68,6 +69,8 @@ def fail(world: Abortable, error: BaseException) -> NoReturn:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             sys.stderr.write(describe(world, error))
             sys.stderr.flush()
+        if os.environ.get(ELASTIC) == "1":  # mpirun may exit with 0
+            notify_launcher(EXIT_CODE, str(exit_code(error)))
         if world.size > 1:
             time.sleep(_FORWARD_S)
     finally:

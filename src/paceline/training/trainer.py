@@ -31,6 +31,7 @@ from paceline.observe import (
     make_progress,
     setup_logging,
 )
+from paceline.observe.events import FLUSH_EVERY_S
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
@@ -109,6 +110,7 @@ class Trainer:
         self._given_world = world
         self._state: RunState | None = None
         self._training_run: TrainingRun | None = None
+        self._carried: Carried | None = None
         self._stop_requests = StopRequests()
         self._claim: Claim | None = None
 
@@ -146,13 +148,12 @@ class Trainer:
     def _fit(self, cache: NodeCache | None) -> Result:
         """Train in one generation of the world after the other, until the run is done."""
         self.clock, self.history = Clock(), History()
-        self._training_run = None
-        goes_on: Carried | None = None
+        self._training_run = self._carried = goes_on = None
         while True:
             try:
                 return self._fit_generation(cache, goes_on)
             except RanksLost:
-                goes_on = self._carry_over()
+                goes_on, self._carried = self._carried or self._carry_over(), None
 
     def _carry_over(self) -> Carried | None:
         """Ranks were lost: those that are left form the next world, and finish what was under way;
@@ -277,11 +278,15 @@ class Trainer:
                 restore_run(run, resumed)
             self._training_run = run
             self._announce(progress, resumed)
-            run.write_generation(resumed.lost.ranks if isinstance(resumed, Carried) else ())
+            run.write_generation(resumed if isinstance(resumed, Carried) else None)
             saver.begin_period(self.clock.step)
             limits = config.stall_warning_s, config.stall_timeout_s
             stack.enter_context(watched(lambda: (state.watch.laps, state.clock.step), *limits))
-            return run.train()
+            try:
+                return run.train()
+            except RanksLost:
+                self._carried = self._carry_over()  # while its last events can be written
+                raise
 
     def _announce(self, progress: Progress, resumed: Continuation | None) -> None:
         """Say what is trained, by whom, and where it goes on."""
@@ -295,7 +300,9 @@ class Trainer:
 
     def _open_outputs(self, stack: ExitStack) -> RunOutputs:
         config, world = self.config, self.world
-        events = stack.enter_context(EventLog(self.run_dir / "events", world.rank, world.node))
+        every_s = 0.0 if world.elastic else FLUSH_EVERY_S  # a rank that is lost writes no more
+        log = EventLog(self.run_dir / "events", world.rank, world.node, every_s)
+        events = stack.enter_context(log)
         progress = make_progress(world.rank, config.progress)
         stack.callback(progress.close)
         store = Store(self.run_dir / FOLDER, config.keep_checkpoints)

@@ -51,8 +51,9 @@ def main():
     given["elastic"] = {"min": given.pop("min_ranks", 1)}
     faults = [Fault.parse(text) for text in given.pop("faults", [])]
     watch = Watch(given.pop("stop_after", 0))
+    given.setdefault("optimizer", {"name": "adam", "lr": 0.01})
     trainer = paceline.Trainer(
-        build, *tiny_problem.make_data(), loss="mse", optimizer={"name": "adam", "lr": 0.01},
+        build, *tiny_problem.make_data(), loss="mse",
         data={"batch_size": 5}, progress="off", callbacks=[watch, Inject(*faults)], **given,
     )  # fmt: skip
     try:

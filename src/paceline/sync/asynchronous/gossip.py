@@ -80,7 +80,8 @@ class GossipExchange(AsynchronousExchange):
         self._take_in()
 
     def _may_push(self) -> bool:
-        return self._weight > _LEAST_WEIGHT and self._has_left()
+        alone = self._world.size == 1  # of an elastic world
+        return not alone and self._weight > _LEAST_WEIGHT and self._has_left()
 
     def _push(self, peer: int) -> None:
         self._weight = self._rule.split_weight(self._weight)

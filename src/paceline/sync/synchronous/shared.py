@@ -52,7 +52,7 @@ class SharedParametersExchange(Exchange):
         self.workers = tuple(range(world.size))
         layout: Layout = model.layout
         several = self._nodes.count > 1
-        slots, keeps_sums = model.slot_names(), several and world.elastic
+        slots, keeps_sums = model.slot_names(), several and world.elastic and self._local.size > 1
         self._buffers = SharedBuffers(world, layout, self._local.size, slots, keeps_sums)
         model.rehome(self._buffers.parameters, self._buffers.gradients[self._rank])
         self._local.barrier()  # all have written the same values

@@ -184,11 +184,10 @@ class CrossNodeSums(SliceSums):
         self._rule.merge(self.part(piece), weight, out=out)
 
     def write_for(self, piece: Span, weight: float, out: Vector, merged: bool) -> None:
-        assert self._buffers.sums is not None
         if merged:
-            out[:] = self._buffers.sums[piece]
+            out[:] = self.summed[piece]
         else:
-            self._rule.merge(self._buffers.sums[piece], weight, out=out)
+            self._rule.merge(self.summed[piece], weight, out=out)
 
     def squares(self) -> float:
         if self._buffers.sums is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
@@ -31,6 +31,9 @@ from paceline.training.loop.validation import validate
 from paceline.training.loop.waiting import judge_waiting
 from paceline.training.loop.worker import StepHook, Worker
 from paceline.training.resume.snapshot import snapshot_common, snapshot_rank
+
+if TYPE_CHECKING:
+    from paceline.training.resume.carried import Carried
 
 _log = logging.getLogger("paceline.training")
 
@@ -59,8 +62,8 @@ class TrainingRun(ABC):
         """Ranks were lost, and those that are left come here: finish what was under way."""
         self.worker.settle(left)
 
-    def write_generation(self, lost: Sequence[int]) -> None:
-        """With which ranks the run goes on, and what is left of the epoch."""
+    def write_generation(self, carried: Carried | None) -> None:
+        """With which ranks the run goes on, what each had of the epoch, and what is left of it."""
         if self.world.rank:
             return
         ranges = self.worker.position.remainder.ranges
@@ -70,12 +73,12 @@ class TrainingRun(ABC):
             samples=self.clock.samples,
             epoch=self.clock.epoch + 1,
             ranks=self.world.size,
-            lost=list(lost),
+            lost=[] if carried is None else list(carried.lost.ranks),
+            taken=None if carried is None else carried.taken,
             left=None if ranges is None else [list(span) for span in ranges],
             samples_per_epoch=self.clock.samples_per_epoch,
             asynchronous=self.exchange.asynchronous,
         )
-        self.events.flush()
 
     def begin(self) -> None:
         """Tell callbacks, unless they know it from an earlier generation of the world."""

@@ -63,7 +63,7 @@ class Carried(Continuation):
             self._own["parameters"] = run.replica.parameters().copy()
         if self._same:
             self._own |= {"generators": generator_states(), "callbacks": []}
-        standing = (len(run.history), run.clock.epoch, run.exchange.rounds)
+        standing = (len(run.history), run.clock.epoch, run.exchange.rounds, run.clock.step)
         counts = {name: exchange.get(name, 0.0) for name in ("samples", "weight")}
         position = self._own["worker"]["position"]
         found = world.allgather_values((standing, run.world.rank, counts, position))
@@ -72,7 +72,7 @@ class Carried(Continuation):
         self.common, self.facts, taken = world.bcast_value(known, self._leader)
         self._weights = [float(its_counts["weight"]) for *_, its_counts, _ in found]
         self._parts: dict[int, Tree] = {}
-        for (_, epoch, _), rank, its_counts, its_position in found:
+        for (_, epoch, *_), rank, its_counts, its_position in found:
             if epoch < self.common["clock"]["epoch"]:  # it has had all that it was to have
                 its_position = _NOTHING
             self._parts[rank] = {"exchange": its_counts, "worker": {"position": its_position}}
@@ -85,6 +85,8 @@ class Carried(Continuation):
             had = 0 if taken is None else int(taken[rank])
             position = {**_NOTHING, "taken": had}
             self._parts[rank] = {"exchange": {"weight": 0.0}, "worker": {"position": position}}
+        self.taken = self.everybody(lambda part: part["worker"]["position"]["taken"])
+        """How many batches of the epoch count, of every rank of the old world."""
         nodes = tuple(run.state.nodes[rank] for rank in lost)
         self.lost = LostRanks(tuple(lost), nodes, world.size)
 
@@ -96,7 +98,9 @@ class Carried(Continuation):
         guessed = self._world.bcast_value(run.worker.estimated_samples, self._leader)
         for name in ("samples", "samples_in_epoch"):
             self.common["clock"][name] += int(since - guessed)
-        run.worker.estimated_samples = int(since)  # if ranks are lost again before the next step
+        # If ranks are lost again before the next step, nothing is to be counted twice.
+        run.clock.restore(self.common["clock"])
+        run.worker.estimated_samples = int(since)
 
     @property
     def same_ranks(self) -> bool:

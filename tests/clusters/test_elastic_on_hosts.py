@@ -1,0 +1,48 @@
+"""A run over several hosts goes on when ranks or a host are lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+from support.clusters.cluster import HANG_S, Cluster, wait_for
+from support.clusters.clusters import Clusters
+from support.clusters.submit_checks import DIGITS, has_steps
+
+RANK = re.compile(r"-m paceline train ")
+HOSTS = ("--hosts", "host1:2,host2:2,host3:1")
+
+
+@pytest.mark.parametrize("rule", ["bsp", "average"])
+def test_ranks_of_other_hosts_are_lost(ssh_hosts: Cluster, rule: str) -> None:
+    """One of two on its host, and one that was alone."""
+    place = ssh_hosts.new_folder(f"elastic-{rule}")
+    with (place / "log").open("w") as log:
+        words = ("train", *DIGITS, *HOSTS, "--elastic", "--rule", rule, "--epochs", "4")
+        settings = ("--threads", "1", "--batch-size", "50", "--run-dir", "run")
+        run = ssh_hosts.start(
+            ["paceline", *words, *settings], cwd=place, stdout=log, stderr=log,
+            env={"SLOW_S": "0.03"},
+        )  # fmt: skip
+    try:
+        wait_for("the first step", lambda: has_steps(place / "run"))
+        for host, name in ((1, "host2"), (2, "host3")):
+            pids = [p for p, line in ssh_hosts.processes(host).items() if RANK.search(line)]
+            os.kill(pids[0], signal.SIGKILL)
+            wait_for("the loss to be told", lambda n=name: f"({n}) was lost" in read(place))
+        assert run.wait(HANG_S) == 0, read(place)
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+    assert "going on after step" in read(place)
+    found = ssh_hosts.tell("paceline", "events", "check", str(place / "run"))
+    assert "every sample was used once in each epoch" in found
+    accuracy = re.findall(r"val accuracy (\S+) %", read(place))[-1]
+    assert float(accuracy) > 80
+
+
+def read(place) -> str:
+    return (place / "log").read_text()

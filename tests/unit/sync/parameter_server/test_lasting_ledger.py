@@ -1,0 +1,80 @@
+"""A ledger that knows what each worker holds, whoever is lost."""
+
+from contextlib import suppress
+
+import numpy as np
+
+from paceline.comm import SoloWorld, run_world
+from paceline.rules import make_rule
+from paceline.sync.parameter_server.holdings import Held, Holdings
+from paceline.sync.parameter_server.lasting_ledger import LastingLedger
+from paceline.sync.parameter_server.ledger import Ledger, WorkerReport
+from paceline.sync.parameter_server.spec import CentreSpec
+
+
+def make_ledger(world, rule="downpour", **more):
+    rule = None if rule is None else make_rule(rule)
+    spec = CentreSpec(rule, "float32", 0, batches=100, saved=None, most_held=20, **more)
+    ledger = LastingLedger(world, spec, np.zeros(Ledger.size(world.size)))
+    return ledger, lambda worker, **report: ledger.enter(worker, WorkerReport(**report), spec)
+
+
+def carry(ledger, lost, in_hand):
+    return ledger.carry_over(np.zeros(1), {}, lost, in_hand)
+
+
+def test_batches_of_a_lost_worker_are_granted_again_until_it_has_pushed_them():
+    def program(world):
+        ledger, report = make_ledger(world)
+        if world.rank:
+            return None
+        report(0, wanted=3)
+        report(1, wanted=3)
+        report(1, samples=20.0, loss=2.0, batches=2)
+        report(1, samples=10.0, loss=1.0, batches=1, push=True, wanted=2)
+        report(1, samples=10.0, loss=9.0, batches=1)
+        return carry(ledger, lost=[1], in_hand={0: [1, 2]}), ledger.holdings.pushes(1)
+
+    saved, pushes = run_world(2, program)[0]
+    assert saved.again == (1, 2, 6, 7)
+    assert saved.ledger["samples"] == 30.0
+    assert saved.ledger["loss"] == 3.0
+    assert saved.held == (Held(numbers=(0,)),)
+    assert pushes == (1, 1.0)
+
+
+def test_without_a_centre_what_is_reported_is_given():
+    ledger, report = make_ledger(SoloWorld(), rule=None)
+    report(0, wanted=4)
+    report(0, samples=20.0, batches=2)
+    assert carry(ledger, [0], {}).again == (2, 3)
+    assert carry(ledger, [0], {}).ledger["samples"] == 20.0
+
+
+def test_a_worker_goes_on_with_what_it_holds():
+    ledger, report = make_ledger(SoloWorld())
+    report(0, wanted=3)
+    report(0, samples=10.0, loss=1.0, batches=1)
+    saved = carry(ledger, [], {0: [2]})
+    assert saved.held == (Held(10.0, 1.0, 0.0, 1, (0, 1)),)
+    rows = np.zeros((1, Holdings.width(20)))
+    holdings = Holdings(rows)
+    holdings.fill(saved.held)
+    assert holdings.of(0) == saved.held[0]
+    holdings.enter(0, WorkerReport(batches=1, push=True), 1.0, gives=True)
+    assert holdings.of(0) == Held()
+
+
+def test_a_report_that_was_not_finished_does_not_count(monkeypatch):
+    ledger, report = make_ledger(SoloWorld())
+    report(0, wanted=2)
+    before = carry(ledger, [0], {})
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Holdings, "grant", die)
+    with suppress(KeyboardInterrupt):
+        report(0, samples=10.0, batches=1, push=True, wanted=5)
+    assert carry(ledger, [0], {}).again == before.again
+    assert carry(ledger, [0], {}).ledger == before.ledger
