@@ -74,6 +74,12 @@ def main() -> int:
     parser.add_argument(
         "--elastic", action="store_true", help="kill ranks, and let the others go on"
     )
+    parser.add_argument(
+        "--model",
+        default=f"{Path(__file__).with_name('soak_model.py')}:build",
+        help="what is trained (default: a small network in numpy); torch models share parameters",
+    )
+    parser.add_argument("--epochs", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1, help="of moments and victims (default 1)")
     parser.add_argument("--json", metavar="FILE", help="write the outcomes, as they come")
     args = parser.parse_args()
@@ -102,6 +108,7 @@ def _soak(rule: str, args: argparse.Namespace, folder: Path) -> Outcome:
     settings, exact = RULES[rule]
     began = time.monotonic()
     reference = folder / "reference"
+    settings = [args.model, "digits", "--epochs", str(args.epochs), *settings]
     settings = [*settings, *(ELASTIC if args.elastic else LASTING)]
     exact = exact and not args.elastic
     train = _train_elastic if args.elastic else _train_to_the_end
@@ -129,11 +136,9 @@ def _soak(rule: str, args: argparse.Namespace, folder: Path) -> Outcome:
 
 
 def _command(settings: list[str], ranks: int, run_dir: Path) -> list[str]:
-    model = Path(__file__).with_name("soak_model.py")
     return [
-        *(sys.executable, "-m", "paceline", "train", f"{model}:build", "digits", "-n", str(ranks)),
-        *("--threads", "1", "--epochs", "16", "--progress", "off"),
-        *("--run-dir", str(run_dir), *settings),
+        *(sys.executable, "-m", "paceline", "train", *settings, "-n", str(ranks)),
+        *("--threads", "1", "--progress", "off", "--run-dir", str(run_dir)),
     ]  # fmt: skip
 
 

@@ -46,3 +46,28 @@ def test_ranks_of_other_hosts_are_lost(ssh_hosts: Cluster, rule: str) -> None:
 
 def read(place) -> str:
     return (place / "log").read_text()
+
+
+def test_a_host_is_lost_and_the_others_start_again(clusters: Clusters) -> None:
+    with clusters.lend("ssh_hosts") as hosts:
+        place = hosts.new_folder("elastic-host")
+        with (place / "log").open("w") as log:
+            words = ("train", *DIGITS, *HOSTS, "--elastic", "--checkpoint-every", "20")
+            settings = ("--threads", "1", "--epochs", "4", "--batch-size", "50", "--run-dir", "run")
+            run = hosts.start(
+                ["paceline", *words, *settings], cwd=place, stdout=log, stderr=log,
+                env={"SLOW_S": "0.05"},
+            )  # fmt: skip
+        try:
+            saves = place / "run" / "checkpoints"
+            wait_for("a checkpoint", lambda: saves.exists() and any(saves.glob("step-*")))
+            hosts.kill_host(1)
+            assert run.wait(HANG_S) == 0, read(place)
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+                run.wait()
+            hosts.revive(1)
+        assert "host host2 was lost" in read(place)
+        assert "starting again from the last checkpoint, with 3 ranks" in read(place)
+        assert "resuming" in read(place)

@@ -41,13 +41,21 @@ def is_whole(found, epochs=EPOCHS):
     assert found["losses"][-1] < found["losses"][0]
 
 
-def test_a_run_that_shrank_is_one_that_began_there_with_fewer_ranks(elastic, tmp_path):
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [["step=6,at=moving"], pytest.param(["step=6,at=after", "step=7,at=before"], marks=SLOW)],
+    ids=["moving", "between"],
+)
+def test_a_run_that_shrank_is_one_that_began_there_with_fewer_ranks(elastic, tmp_path, faults):
     """Bit for bit. A rank that is killed while the ranks move their common parameters has its part
     of the step finished by the others."""
     folder = str(tmp_path / "stopped")
     elastic(3, code=75, elastic=False, stop_after=5, run_dir=folder)
     expected = elastic(2, elastic=False, resume=folder, run_dir=None)
-    for fault in ("step=6,at=after", "step=7,at=before", "step=6,at=moving"):
+    for fault in faults:
         run_dir = str(tmp_path / fault)
         found = elastic(3, faults=[f"sigkill:rank=1,{fault}"], check_replicas=1, run_dir=run_dir)
         assert found["sizes"] == [3, 2]
@@ -65,7 +73,7 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("share", [True, pytest.param(False, marks=SLOW)])
 def test_ranks_are_lost_at_every_moment(elastic, share):
     """At the first step; the leading one and another in the same step; in the validation; in a
     checkpoint. One rank is left in the end."""
@@ -82,7 +90,12 @@ def test_a_rank_is_lost_while_the_others_recover(elastic):
 
 
 @pytest.mark.parametrize(
-    "rule", [{"name": "average", "start_after": 2}, {"name": "diloco", "outer_momentum": 0.5}]
+    "rule",
+    [
+        {"name": "average", "start_after": 2},
+        pytest.param({"name": "diloco", "outer_momentum": 0.5}, marks=SLOW),
+    ],
+    ids=["average", "diloco"],
 )
 def test_rules_that_merge_weights(elastic, rule):
     """Ranks are lost between two exchanges."""
@@ -94,8 +107,12 @@ def test_rules_that_merge_weights(elastic, rule):
 
 @pytest.mark.parametrize(
     "rule",
-    [{"name": "easgd", "every": 2}, {"name": "downpour"}, {"name": "gossip", "probability": 0.5}],
-    ids=lambda rule: rule["name"],
+    [
+        {"name": "easgd", "every": 2},
+        pytest.param({"name": "downpour"}, marks=SLOW),
+        pytest.param({"name": "gossip", "probability": 0.5}, marks=SLOW),
+    ],
+    ids=["easgd", "downpour", "gossip"],
 )
 def test_workers_that_do_not_wait_for_each_other(elastic, rule):
     """The leading one is lost, too, after its first epochs, and in the end one goes on alone."""
@@ -106,6 +123,7 @@ def test_workers_that_do_not_wait_for_each_other(elastic, rule):
     assert found["losses"][-1] < found["losses"][0]
 
 
+@SLOW
 def test_below_the_least_number_of_ranks_it_saves_and_can_go_on(elastic, tmp_path):
     folder = str(tmp_path / "run")
     settings = {"run_dir": folder, "min_ranks": 3}

@@ -55,7 +55,9 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def read_rank_options(args: argparse.Namespace, elastic: bool = False) -> RankRequest:
+def read_rank_options(
+    args: argparse.Namespace, elastic: bool = False, least: int = 1
+) -> RankRequest:
     """The values of the options that `add_rank_options` adds."""
     from paceline.launch.ranks import RankRequest  # not for --help: it takes long
 
@@ -67,6 +69,7 @@ def read_rank_options(args: argparse.Namespace, elastic: bool = False) -> RankRe
         launcher=args.launcher,
         restarts=args.restarts,
         elastic=elastic,
+        least=least,
     )
 
 

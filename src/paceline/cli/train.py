@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from paceline.training.trainer import Result
 
 
+_CHECKPOINT_EVERY = "1m"
+"""Of elastic runs that may have to start again, unless the user says something else."""
+
+
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from paceline.config.flags import add_flags
 
@@ -47,15 +51,18 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     from paceline.cli.train_settings import read_levels
     from paceline.cluster.detect import detect
     from paceline.config.reading import read_config
-    from paceline.launch.ranks import start_or_join
+    from paceline.launch.ranks import needs_checkpoints, start_or_join
 
     levels, notes = read_levels(args)
     _print_notes(notes)
     config = read_config(*levels)  # in the launcher too: wrong settings are found without ranks
-    if args.restarts and not detect().launched:
+    request = read_rank_options(args, config.elastic.enabled, config.elastic.min)
+    if (args.restarts or request.elastic) and not detect().launched:
         config, given = _fix_run_dir(config, given)
+        if request.elastic and config.checkpoint_every is None and needs_checkpoints(request):
+            given = [*given, "--checkpoint-every", _CHECKPOINT_EVERY]
     return start_or_join(
-        read_rank_options(args, config.elastic.enabled),
+        request,
         given,
         lambda: _noting(_train(config, args.summary)),
         lambda: [*given, "--resume", "auto"],

@@ -3,6 +3,7 @@
 import functools
 import importlib.util
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -80,8 +81,13 @@ def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> J
     """Run the job in the foreground, as its given restart, and return how it ended."""
     mpirun, machine = launcher or find_mpirun(), read_machine()
     hosts = tuple(host.name for host in job.placement.hosts)
-    elastic = job.elastic and mpirun.kind == "openmpi"
-    process = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts, elastic)
+    if job.elastic and not outlives_ranks(mpirun):
+        job = replace(job, elastic=False)
+        sys.stderr.write(
+            f"paceline: {mpirun.path} is not of Open MPI 5: if a rank is lost, all end, and "
+            "`paceline train` starts those that are left again, from the last checkpoint\n"
+        )
+    process = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts, job.elastic)
     with shared_memory(mpirun) as place:
         placed = write_qrsh_script(job, Path(place[JOB_DIR]), mpirun)
         argv, extra = render_command(placed, mpirun, machine)
@@ -142,10 +148,21 @@ def _terminal() -> str | None:
     return os.ttyname(sys.stdout.fileno()) if watched else None
 
 
-@functools.cache
+def outlives_ranks(mpirun: Mpirun) -> bool:
+    """Whether its ranks can go on when others are lost: Open MPI does from version 5 on."""
+    version = re.search(r"Open MPI\) (\d+)", _version(mpirun.path))
+    return mpirun.kind == "openmpi" and version is not None and int(version[1]) >= 5
+
+
 def _kind(path: str) -> str:
+    text = _version(path)
+    return next((kind for mark, kind in _KINDS.items() if mark in text), "unknown")
+
+
+@functools.cache
+def _version(path: str) -> str:
     try:
-        text = subprocess.run(
+        return subprocess.run(
             [path, "--version"],
             capture_output=True,
             text=True,
@@ -158,4 +175,3 @@ def _kind(path: str) -> str:
             f"{path} --version did not answer ({error}). Try it by hand, or put another mpirun "
             "first on PATH."
         ) from error
-    return next((kind for mark, kind in _KINDS.items() if mark in text), "unknown")

@@ -8,6 +8,8 @@ from paceline.runtime.job_dir import ELASTIC
 
 KEEPALIVE_S = 5
 """Seconds between the probes of a silent host; it is given up after three."""
+ELASTIC_KEEPALIVE_S = 2
+"""The same for a run that goes on without the host."""
 
 
 def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], dict[str, str]]:
@@ -17,7 +19,7 @@ def render_command(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str
             f"{job.ranks} ranks x {job.threads} threads were asked for; both must be at least 1."
         )
     options, defaults = _DIALECTS[mpirun.kind](job, mpirun, machine)
-    if job.elastic and mpirun.kind == "openmpi":
+    if job.elastic:
         # With coll/han ranks of several nodes may wait for ever to agree (Open MPI issue 13915).
         options = ["--with-ft", "ulfm", *options]
         defaults |= {ELASTIC: "1", "OMPI_MCA_coll": "^han"}
@@ -48,7 +50,7 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
         defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if hosts:
         options += ["--host", _list(hosts)]
-        defaults |= _between_hosts(job.placement)
+        defaults |= _between_hosts(job)
     elif machine.alone:
         defaults["OMPI_MCA_btl"] = "^tcp"  # its ranks would listen on every interface, for nobody
     if not hosts and not machine.has_ssh:
@@ -62,12 +64,13 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
     return [*options, *spread, "--bind-to", "none"], defaults
 
 
-def _between_hosts(placement: Placement) -> dict[str, str]:
+def _between_hosts(job: Job) -> dict[str, str]:
+    placement, alive_s = job.placement, ELASTIC_KEEPALIVE_S if job.elastic else KEEPALIVE_S
     defaults = {
         "PRTE_MCA_prte_fwd_environment": "1",  # ssh forwards none of it
         # A host that lost power says nothing: without these it is noticed after minutes.
-        "PRTE_MCA_oob_tcp_keepalive_time": str(KEEPALIVE_S),
-        "PRTE_MCA_oob_tcp_keepalive_intvl": str(KEEPALIVE_S),
+        "PRTE_MCA_oob_tcp_keepalive_time": str(alive_s),
+        "PRTE_MCA_oob_tcp_keepalive_intvl": str(alive_s),
         "PRTE_MCA_oob_tcp_keepalive_probes": "3",
     }
     if placement.remote_shell is None:

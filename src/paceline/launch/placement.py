@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.cluster.cores import available_cores, threads_per_rank
 from paceline.cluster.hosts import SSH, Host, is_here, spread
@@ -47,6 +47,33 @@ def plan_ranks(
             f"{most_ranks_here()}; choose a lower -n, or name further machines by --hosts"
         )
     return RankPlan(count, threads or threads_per_rank(count, cores), Placement())
+
+
+def without_host(plan: RankPlan, name: str) -> RankPlan | None:
+    """The same plan on the other hosts; None if there are none.
+
+    >>> plan = RankPlan(5, 1, Placement((Host("a", 2), Host("b", 3)), "ssh"))
+    >>> without_host(plan, "b.site").ranks
+    2
+    """
+    short = name.partition(".")[0]
+    left = tuple(h for h in plan.placement.hosts if h.name.partition(".")[0] != short)
+    if not left or len(left) == len(plan.placement.hosts):
+        return None
+    here = is_here(left[0].name)
+    placement = replace(plan.placement, hosts=left, leads_here=here)
+    return RankPlan(sum(host.slots or 1 for host in left), plan.threads, placement)
+
+
+def without_rank(plan: RankPlan) -> RankPlan | None:
+    """The same plan with one rank less, on its last host; None if it has only one."""
+    if plan.ranks < 2:
+        return None
+    *hosts, last = plan.placement.hosts or (Host("", plan.ranks),)
+    slots = (last.slots or 1) - 1
+    left = (*hosts, Host(last.name, slots)) if slots else tuple(hosts)
+    placement = replace(plan.placement, hosts=left if plan.placement.hosts else ())
+    return RankPlan(plan.ranks - 1, plan.threads, placement)
 
 
 def most_ranks_here() -> int:

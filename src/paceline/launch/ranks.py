@@ -19,8 +19,8 @@ from paceline.cluster.schedulers import read_allocation
 from paceline.errors import SAVED, LaunchError
 from paceline.launch.job import Job, Mpirun, Placement
 from paceline.launch.limits import check_folder, check_limits, complete_environment
-from paceline.launch.mpirun import find_mpirun, start_alone, start_ranks
-from paceline.launch.placement import RankPlan, plan_ranks
+from paceline.launch.mpirun import find_mpirun, outlives_ranks, start_alone, start_ranks
+from paceline.launch.placement import RankPlan, plan_ranks, without_host, without_rank
 from paceline.launch.rendezvous import PORTS_TRIED, rendezvous_env
 from paceline.launch.srun import find_srun
 from paceline.launch.supervise import JobResult
@@ -48,6 +48,8 @@ class RankRequest:
     restarts: int = 0
     elastic: bool = False
     """Ranks may be lost, and the others go on."""
+    least: int = 1
+    """How many must be left for that."""
 
 
 def start_or_join(
@@ -87,11 +89,15 @@ def start_or_join(
     if launcher is not None and launcher.kind == "openmpi" and not plan.placement.hosts:
         check_limits(plan.ranks)
 
-    def run(restart: int) -> JobResult:
+    def run(restart: int, plan: RankPlan = plan) -> JobResult:
         words = again() if restart and again is not None else command
         return _start_with_free_port(words, restart, plan, launcher, for_torch, request.elastic)
 
-    ended = run_with_restarts(run, request.restarts)
+    def run_elastic(restart: int) -> JobResult:
+        return run_on_what_is_left(lambda n, left: run(restart + n, left), plan, request.least)
+
+    goes_on = request.elastic and again is not None
+    ended = run_with_restarts(run_elastic if goes_on else run, request.restarts)
     if ended.code in _SIGNALLED and ended.signalled and not ended.saved:
         sys.stderr.write(f"paceline: {_SIGNALLED[ended.code]}; all ranks were ended\n")
     return ended.code
@@ -137,7 +143,8 @@ def _torch_variables(placement: Placement, for_torch: bool) -> Iterator[dict[str
 
 def _check_launched(environment: Environment, request: RankRequest) -> None:
     """Refuse options that contradict the launcher; ours was given the same options."""
-    if request.ranks not in (None, environment.size):
+    fewer = request.elastic and "PACELINE_LAUNCHER" in os.environ  # it may have lost some
+    if request.ranks not in (None, environment.size) and not fewer:
         raise LaunchError(
             f"you gave -n {request.ranks}, but {environment.kind} has started {environment.size} "
             "ranks already; omit -n"
@@ -186,6 +193,40 @@ def _plan_one(request: RankRequest) -> RankPlan:
 def _is_lone_rank(environment: Environment, request: RankRequest) -> bool:
     """Whether this process is the only rank of a job that our launcher restarts if it fails."""
     return RESTART in os.environ and environment.size == 1 and request.ranks in (None, 1)
+
+
+def needs_checkpoints(request: RankRequest) -> bool:
+    """Whether an elastic run may have to start again: mpirun ends with a lost host, and with a lost
+    rank, too, if it is not of Open MPI 5."""
+    allocation = read_allocation()
+    several = allocation is not None and len(allocation.hosts) > 1
+    launcher = _find_launcher(request)
+    lasts = launcher is None or outlives_ranks(launcher)
+    return bool(request.hosts or request.hostfile) or several or not lasts
+
+
+def run_on_what_is_left(
+    run: Callable[[int, RankPlan], JobResult], plan: RankPlan, least: int
+) -> JobResult:
+    """Call `run` with 0 and the plan; if a host or a rank was lost and the job with it, again on
+    what is left, as long as there are so many ranks."""
+    ended, left = run(0, plan), plan
+    for number in range(1, plan.ranks):
+        found = None
+        if ended.lost_host is not None:
+            found = without_host(left, ended.lost_host)
+        elif ended.died:
+            found = without_rank(left)
+        if found is None or found.ranks < least or ended.signalled:
+            break
+        left = found
+        sys.stderr.write(
+            f"paceline: starting again from the last checkpoint, with {left.ranks} "
+            f"rank{'s' * (left.ranks > 1)}\n"
+        )
+        sys.stderr.flush()
+        ended = run(number, left)
+    return ended
 
 
 def run_with_restarts(

@@ -29,6 +29,10 @@ class JobResult:
     code: int
     signalled: bool = False
     saved: bool = False
+    lost_host: str | None = None
+    """A host that was lost, and with it the job."""
+    died: bool = False
+    """A rank was killed, or crashed, and with it the job."""
     port_taken: bool = False
     """Rank 0 could not bind the port that we chose for it: another may be free."""
 
@@ -87,7 +91,13 @@ def supervise_job(
     if launcher.elastic and not code:
         write_all(STDERR, b"paceline: all ranks were lost before the run was done\n")
         code = 1
-    return JobResult(code, signals.received, saved=child.returncode == SAVED)
+    return JobResult(
+        code,
+        signals.received,
+        saved=child.returncode == SAVED,
+        lost_host=loss.node if loss is not None and loss.whole else None,
+        died=death is not None,
+    )
 
 
 def _read_exit_code(folder: Path | None) -> int | None:

@@ -80,6 +80,12 @@ class Balancer:
         if self.balance.speeds is not None:
             self.balance.speeds.begin_epoch()
 
+    def change_world(self, world: World) -> None:
+        """Other ranks take part from now on; what is known of samples stays."""
+        self._world = world
+        if self.balance.speeds is not None:
+            self.balance.speeds.forget()
+
     def learn(self) -> None:
         """Between two epochs: if costs are learned, all ranks together."""
         if self._model is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from paceline.comm import World
 from paceline.config.data import DataConfig
 from paceline.config.run import RunConfig
@@ -20,6 +22,7 @@ from paceline.training.loop.dealing import Dealer
 from paceline.training.loop.state import Datasets
 
 DYNAMIC = "dynamic"
+_log = logging.getLogger("paceline.training")
 
 
 def open_run_data(config: RunConfig, world: World, cache: NodeCache | None) -> Datasets:
@@ -61,6 +64,20 @@ def make_dealer(config: RunConfig, world: World, data: Datasets, watch: Stopwatc
         watch=watch,
         fail=fail,
     )
+
+
+def check_elastic(config: RunConfig, world: World) -> None:
+    """Refuse what cannot go on without ranks that are lost; say so where none of it can."""
+    if world.elastic and config.data.deal == DYNAMIC and _kind(config, world) == "weights":
+        raise ConfigError(
+            "data.deal=dynamic with a rule that merges weights: nobody would know which batches a "
+            "rank that is lost had taken since the last exchange; omit it, or --elastic"
+        )
+    if config.elastic.enabled and not world.elastic and world.size > 1 and world.rank == 0:
+        _log.warning(
+            "a rank that is lost ends this run: it was not started with --elastic by an mpirun of "
+            "Open MPI 5"
+        )
 
 
 def _kind(config: RunConfig, world: World) -> ExchangeKind:

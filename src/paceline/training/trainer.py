@@ -57,7 +57,7 @@ from paceline.training.resume.carried import Carried
 from paceline.training.resume.continuation import Continuation
 from paceline.training.resume.resumed import FOLDER, Resumed, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
-from paceline.training.run_data import make_dealer, open_run_data
+from paceline.training.run_data import check_elastic, make_dealer, open_run_data
 from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_json
 
 _log = logging.getLogger("paceline.training")
@@ -131,6 +131,7 @@ class Trainer:
         save; then they raise Interrupted.
         """
         self.world = self._given_world or init()
+        check_elastic(self.config, self.world)
         self._stop_requests.limit(self.config.max_time)
         try:
             with (
@@ -276,6 +277,8 @@ class Trainer:
             run = (AsyncRun if self._exchange.asynchronous else SyncRun)(state)
             if resumed is not None:
                 restore_run(run, resumed)
+            if goes_on and data.balancer is not None:
+                data.balancer.change_world(world)
             self._training_run = run
             self._announce(progress, resumed)
             run.write_generation(resumed if isinstance(resumed, Carried) else None)

@@ -35,6 +35,21 @@ def test_yaml_assignments_and_python_reach_the_same_keys(tmp_path):
     assert by_yaml.schedule == Cosine()
 
 
+@pytest.mark.parametrize(
+    ("given", "enabled", "least"),
+    [
+        ({}, False, 1),
+        ({"elastic": True}, True, 1),
+        ({"elastic": False}, False, 1),
+        ({"elastic": {"min": 2}}, True, 2),
+        ({"elastic": {"enabled": False, "min": 2}}, False, 2),
+    ],
+)
+def test_naming_the_elastic_section_turns_it_on(given, enabled, least):
+    found = read_config(given).elastic
+    assert (found.enabled, found.min) == (enabled, least)
+
+
 def test_later_layers_win_key_by_key():
     config = read_config(
         {"optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.5}, "epochs": 2},

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -20,6 +21,34 @@ def machine(**changes) -> Machine:
 
 def job(ranks: int = 2, threads: int = 2) -> Job:
     return Job(ranks, threads, ("python", "train.py", "-n", "3"))
+
+
+def test_ranks_of_an_elastic_job_outlive_each_other():
+    hosts = Placement((Host("a", 1), Host("b", 1)), "ssh")
+    argv, extra = render_command(replace(job(), elastic=True, placement=hosts), OPEN_MPI, machine())
+    assert argv[argv.index("--with-ft") + 1] == "ulfm"
+    assert extra["PACELINE_ELASTIC"] == "1"
+    assert extra["OMPI_MCA_coll"] == "^han"
+    alive = "PRTE_MCA_oob_tcp_keepalive_time"
+    plain_argv, plain = render_command(replace(job(), placement=hosts), OPEN_MPI, machine())
+    assert "--with-ft" not in plain_argv
+    assert "PACELINE_ELASTIC" not in plain
+    assert int(extra[alive]) < int(plain[alive])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "lasts"),
+    [
+        ("mpirun (Open MPI) 5.0.11", "openmpi", True),
+        ("mpirun (Open MPI) 4.1.5", "openmpi", False),
+        ("mpirun (Open MPI) 10.0", "openmpi", True),
+        ("HYDRA build details", "mpich", False),
+        ("", "unknown", False),
+    ],
+)
+def test_who_outlives_a_rank(monkeypatch, text, kind, lasts):
+    monkeypatch.setattr(mpirun, "_version", lambda path: text)
+    assert mpirun.outlives_ranks(Mpirun("mpirun", kind)) == lasts
 
 
 def test_ranks_on_one_numa_node_are_not_bound():

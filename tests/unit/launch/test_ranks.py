@@ -2,12 +2,15 @@ import argparse
 import functools
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from paceline.cli.rank_options import add_rank_options, read_rank_options
+from paceline.cluster.hosts import Host
 from paceline.launch import ranks
-from paceline.launch.job import Mpirun
+from paceline.launch.job import Mpirun, Placement
+from paceline.launch.placement import RankPlan
 from paceline.launch.supervise import JobResult
 
 HEAD = (sys.executable, "-m", "paceline")
@@ -51,6 +54,59 @@ def test_a_restart_takes_the_command_for_it(started, number, kind):
         (kind, (*HEAD, "train"), 0),
         (kind, (*HEAD, "train", "--resume", "a"), 1),
         (kind, (*HEAD, "train", "--resume", "b"), 2),
+    ]
+
+
+HOSTS = Placement((Host("a", 2), Host("b", 2), Host("c", 1)), "ssh")
+LOST_B, DIED = JobResult(68, lost_host="b"), JobResult(137, died=True)
+
+
+@pytest.mark.parametrize(
+    ("ends", "placement", "least", "plans"),
+    [
+        ([JobResult(0)], HOSTS, 1, [5]),
+        ([LOST_B, JobResult(0)], HOSTS, 1, [5, 3]),
+        ([LOST_B, JobResult(68, lost_host="c"), JobResult(0)], HOSTS, 1, [5, 3, 2]),
+        ([LOST_B], HOSTS, 4, [5]),
+        ([JobResult(68, lost_host="elsewhere")], HOSTS, 1, [5]),
+        ([JobResult(1)], HOSTS, 1, [5]),
+        ([JobResult(137, signalled=True, died=True)], HOSTS, 1, [5]),
+        ([DIED, DIED, JobResult(0)], Placement(), 1, [5, 4, 3]),
+        ([DIED] * 5, Placement(), 1, [5, 4, 3, 2, 1]),
+        ([DIED] * 2, HOSTS, 4, [5, 4]),
+    ],
+)
+def test_what_is_left_starts_again(ends, placement, least, plans):
+    started, codes = [], iter(ends)
+
+    def run(number, plan):
+        started.append(plan)
+        assert number == len(started) - 1
+        assert not plan.placement.hosts or sum(h.slots for h in plan.placement.hosts) == plan.ranks
+        return next(codes)
+
+    ended = ranks.run_on_what_is_left(run, RankPlan(5, 1, placement), least)
+    assert [plan.ranks for plan in started] == plans
+    assert ended == ends[len(plans) - 1]
+
+
+def test_a_lost_host_is_not_used_again():
+    first, second = [], iter([LOST_B, JobResult(0)])
+
+    def run(number, plan):
+        first.append([host.name for host in plan.placement.hosts])
+        return next(second)
+
+    ranks.run_on_what_is_left(run, RankPlan(5, 1, HOSTS), 1)
+    assert first == [["a", "b", "c"], ["a", "c"]]
+
+
+def test_an_elastic_run_is_restarted_after_other_failures(started):
+    request = replace(parse("-n", "2", "--restarts", "1"), elastic=True)
+    ranks.start_or_join(request, ["train"], never, again=lambda: ["train", "--resume", "auto"])
+    assert started == [
+        ("ranks", (*HEAD, "train"), 0),
+        ("ranks", (*HEAD, "train", "--resume", "auto"), 1),
     ]
 
 

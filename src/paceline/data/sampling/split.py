@@ -100,6 +100,10 @@ class SpeedTable:
         """Those that count in this step; None: nothing is known."""
         return next((speeds for first, speeds in reversed(self._known) if first <= step), None)
 
+    def forget(self) -> None:
+        """There are other ranks."""
+        self._known = []
+
     def begin_epoch(self) -> None:
         """The speeds of the last steps count from the first on."""
         self._known = [(0, speeds) for _, speeds in self._known[-1:]]

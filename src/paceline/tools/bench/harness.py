@@ -29,6 +29,7 @@ def run_ranks(
     *,
     threads: int | None = None,
     timeout_s: float = 1800,
+    elastic: bool = False,
 ) -> Any:
     """Start `ranks` ranks of the function 'package.module:function'; return what rank 0's returns.
 
@@ -42,7 +43,7 @@ def run_ranks(
         )
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as folder:
         command = write_task(Path(folder), program, settings, timeout_s)
-        code = _start(command, ranks, threads)
+        code = _start(command, ranks, threads, elastic)
         if code == 130:
             raise KeyboardInterrupt
         if code != 0:
@@ -83,12 +84,12 @@ def say(world: World, text: str) -> None:
         sys.stderr.flush()
 
 
-def _start(command: tuple[str, ...], ranks: int, threads: int | None) -> int:
+def _start(command: tuple[str, ...], ranks: int, threads: int | None, elastic: bool) -> int:
     """Run the command on the ranks; one rank runs as `-n 1` does elsewhere: without MPI."""
     fair = threads_per_rank(ranks, available_cores())
     with _threads(threads):
         if ranks > 1:
-            return start(Job(ranks, threads or fair, command))
+            return start(Job(ranks, threads or fair, command, elastic=elastic))
         default = dict.fromkeys(THREAD_VARIABLES, str(fair))
         return supervise_command(command, {**default, **os.environ, "PACELINE_RANKS": "1"})
 

@@ -20,6 +20,7 @@ QUICK_NETWORKS = ("linear", "cnn")
 PEERS = ("one", "limit", "ddp-gloo")
 _PROGRAM = "paceline.tools.bench.ranks.step:measure"
 _TIMEOUT_S = 3600
+_ELASTIC_JOBS = 3
 
 
 class StepSettings(TypedDict):
@@ -42,6 +43,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, default=(2,))
     add_networks(parser, NETWORKS)
     add_names(parser, "--rules", tuple(RULES), "how the ranks keep pace, with default settings")
+    parser.add_argument(
+        "--elastic",
+        action="store_true",
+        help="instead: what --elastic costs while no rank is lost, in jobs of both kinds in turn",
+    )
 
 
 def add_networks(parser: argparse.ArgumentParser, networks: Sequence[str]) -> None:
@@ -64,9 +70,31 @@ def _measure_network(args: argparse.Namespace, network: str, ranks: int) -> list
         "rounds": args.rounds,
         "round_s": 0.05 if args.quick else 0.5,
     }
-    found = run_ranks(_PROGRAM, ranks, settings, timeout_s=_TIMEOUT_S)
     suffix = f", {ranked}" if len(args.ranks) > 1 else ""
+    if args.elastic:
+        return _measure_elastic(network, suffix, ranks, settings)
+    found = run_ranks(_PROGRAM, ranks, settings, timeout_s=_TIMEOUT_S)
     return [row for group in found for row in make_rows(network, suffix, group)]
+
+
+def _measure_elastic(network: str, suffix: str, ranks: int, settings: StepSettings) -> list[Row]:
+    """The best of several jobs of each kind: MPI is started otherwise for an elastic run."""
+    best: dict[bool, dict[str, float]] = {True: {}, False: {}}
+    for _ in range(_ELASTIC_JOBS):
+        for elastic, known in best.items():
+            found = run_ranks(_PROGRAM, ranks, settings, timeout_s=_TIMEOUT_S, elastic=elastic)
+            for group in found:
+                for rule in (*group["notes"], "limit"):
+                    ms = 1e3 * group["seconds"][rule]
+                    known[rule] = min(ms, known.get(rule, ms))
+    limits = {"limit": best[True]["limit"], "limit of plain": best[False]["limit"]}
+    return [
+        Row(NAME, f"{network}, {rule}{suffix}, elastic", "ms", ms, {"plain": best[False][rule]}, {
+            name: round(value, 4) for name, value in limits.items()
+        })
+        for rule, ms in best[True].items()
+        if rule != "limit"
+    ]  # fmt: skip
 
 
 def make_rows(network: str, suffix: str, found: StepTimes) -> list[Row]:
