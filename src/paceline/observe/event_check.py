@@ -36,6 +36,8 @@ def check_events(events: Sequence[Event]) -> EventCheck:
         steps = [event for event in events if event["event"] == "step"]
         for epoch in epochs:
             _check_epoch(epoch["epoch"], epochs, generations, steps, size, found)
+    if not epochs:
+        found.problems.append("no epoch has ended")
     lost = sum(len(event["lost"]) for event in generations)
     found.facts.append(
         f"{len(epochs)} epoch{'s' * (len(epochs) != 1)}, {len(generations)} "

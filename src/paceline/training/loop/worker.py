@@ -169,7 +169,7 @@ class Worker:
         if batch is not None:
             self.position.add(batch.samples, loss)
         self.position.ended = not more
-        if outcome is not None and outcome.taken is not None:
+        if outcome is not None and outcome.taken is not None and not outcome.deferred:
             self.taken_by_rank = outcome.taken
         return self._count(batch, outcome)
 
