@@ -113,6 +113,7 @@ class ElasticWorld(MPIWorld):
 
     def __init__(self, comm: MPI.Comm, generation: Generation | None = None) -> None:
         self.generation = generation or Generation()
+        self.generation_number = self.generation.number
         try:
             super().__init__(comm)
         except MPI.Exception as error:

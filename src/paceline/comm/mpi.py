@@ -47,6 +47,7 @@ class MPIWorld:
     """One rank of an MPI communicator."""
 
     elastic = False
+    generation_number = 0
 
     def __init__(self, comm: MPI.Comm) -> None:
         self._comm = comm

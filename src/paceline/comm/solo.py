@@ -20,6 +20,7 @@ class SoloWorld:
     size = 1
     node_ranks: tuple[int, ...] = (0,)
     elastic = False
+    generation_number = 0
     thread_multiple = True
     poll_interval_s: float | None = None
 

@@ -62,6 +62,7 @@ class ThreadWorld:
 
     node = "threads"
     elastic = False
+    generation_number = 0
     thread_multiple = True
     poll_interval_s: float | None = None
 

@@ -61,6 +61,8 @@ class World(Protocol):
     """The ranks that share memory with this one, itself included."""
     elastic: bool
     """Whether it outlives its ranks: then calls raise RanksLost when some are gone."""
+    generation_number: int
+    """How often some were gone."""
     thread_multiple: bool
     """Whether several threads of this rank may communicate at the same time."""
 

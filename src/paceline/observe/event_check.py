@@ -25,15 +25,15 @@ class EventCheck:
 def check_events(events: Sequence[Event]) -> EventCheck:
     """Follow each epoch through the generations of the world that it was trained in."""
     found = EventCheck()
-    generations = [event for event in events if event["event"] == "generation"]
-    recorded = [event for event in events if event["event"] == "epoch"]
+    kept = _without_undone(events)
+    generations = [event for event in kept if event["event"] == "generation"]
     if not generations:
         found.problems.append("no event says with how many ranks the run began")
         return found
     size = generations[0]["samples_per_epoch"]
-    epochs = _check_epochs(recorded, size, found)
+    epochs = _check_epochs([event for event in kept if event["event"] == "epoch"], size, found)
     if size is not None and not generations[0]["asynchronous"]:
-        steps = [event for event in events if event["event"] == "step"]
+        steps = [event for event in kept if event["event"] == "step"]
         for epoch in epochs:
             _check_epoch(epoch["epoch"], epochs, generations, steps, size, found)
     if not epochs:
@@ -45,6 +45,16 @@ def check_events(events: Sequence[Event]) -> EventCheck:
         f"rank{'s' * (lost != 1)} lost"
     )
     return found
+
+
+def _without_undone(events: Sequence[Event]) -> list[Event]:
+    """A run that was started again from a checkpoint has not done what came after that."""
+    kept: list[Event] = []
+    for event in events:
+        if event["event"] == "generation" and event["taken"] is None:
+            kept = [e for e in kept if e["step"] <= event["step"]]
+        kept.append(event)
+    return kept
 
 
 def _check_epochs(recorded: Sequence[Event], size: int | None, found: EventCheck) -> list[Event]:
@@ -73,14 +83,19 @@ def _check_epoch(
     steps of its ranks say."""
     ends = {event["epoch"]: event["step"] for event in epochs}
     began, last = ends.get(number - 1, 0), ends[number]
-    here = (event for event in generations if event["epoch"] == number)
+    parts = [e for e in generations if e["epoch"] == number and e["left"] is not None]
+    others = [e for e in generations if e["epoch"] <= number and e not in parts]
     left: Spans = [(0, size)]
-    for event in [*(e for e in here if e["left"] is not None), None]:
+    for before, event in zip([others[-1], *parts], [*parts, None], strict=True):
         rest: Spans = [] if event is None else [(a, b) for a, b in event["left"]]
         until = last if event is None else event["step"]
         if not _contains(left, rest):
             found.problems.append(f"epoch {number}: places {rest} are not among {left}")
-        part = [e for e in steps if began < e["step"] <= until and e["samples"]]
+        part = [
+            step
+            for step in steps
+            if began < step["step"] <= until and step["samples"] and _is_of(step, before)
+        ]
         seen, missing = _count_samples(part, event)
         used = _count(left) - _count(rest)
         if steps and (seen > used or (seen < used and not missing)):
@@ -89,6 +104,13 @@ def _check_epoch(
                 f"{used} were used"
             )
         left, began = rest, until
+
+
+def _is_of(step: Event, generation: Event) -> bool:
+    """Whether a step was taken in a generation, or before it; a rank that was lost may have been a
+    step further than all others."""
+    same = step.get("generation") == generation.get("generation")
+    return same or bool(step["step"] <= generation["step"])
 
 
 def _count_samples(steps: Sequence[Event], event: Event | None) -> tuple[int, bool]:

@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, DataError
 
 FLUSH_EVERY_S = 1.0
 BUFFER_BYTES = 1 << 16
-_OWN_KEYS = frozenset({"time", "rank", "node"})
+_OWN_KEYS = frozenset({"time", "rank", "node", "generation"})
 _log = logging.getLogger("paceline.observe")
 
 
@@ -33,13 +33,20 @@ class EventLog:
     """
 
     def __init__(
-        self, directory: Path | None, rank: int, node: str, every_s: float = FLUSH_EVERY_S
+        self,
+        directory: Path | None,
+        rank: int,
+        node: str,
+        every_s: float = FLUSH_EVERY_S,
+        generation: int | None = None,
     ) -> None:
-        """`every_s`: how often what is buffered goes to the file; 0: each event at once."""
+        """`every_s`: how often what is buffered goes to the file; 0: each event at once. Of an
+        elastic world every line also says the generation."""
         self._every_s = every_s
         self._file: TextIO | None = None
         self._heads: dict[str, str] = {}
-        self._origin = f', "rank": {rank:d}, "node": {json.dumps(node)}, "event": '
+        which = "" if generation is None else f', "generation": {generation:d}'
+        self._origin = f', "rank": {rank:d}, "node": {json.dumps(node)}{which}, "event": '
         self._flush_at = time.monotonic() + every_s
         if directory is not None:
             self._file = _open_log(Path(directory) / f"rank-{rank:04d}.jsonl")

@@ -303,8 +303,9 @@ class Trainer:
 
     def _open_outputs(self, stack: ExitStack) -> RunOutputs:
         config, world = self.config, self.world
-        every_s = 0.0 if world.elastic else FLUSH_EVERY_S  # a rank that is lost writes no more
-        log = EventLog(self.run_dir / "events", world.rank, world.node, every_s)
+        # A rank that is lost writes no more.
+        kind = (0.0, world.generation_number) if world.elastic else (FLUSH_EVERY_S, None)
+        log = EventLog(self.run_dir / "events", world.rank, world.node, *kind)
         events = stack.enter_context(log)
         progress = make_progress(world.rank, config.progress)
         stack.callback(progress.close)
@@ -317,7 +318,8 @@ class Trainer:
         """Rank 0 holds the run directory; if it was lost, the next one does."""
         if self._training_run is None:
             found = self._found if self._resumed else None
-            self.run_dir = on_rank0(self.world, lambda: self._claim_run_dir(found))
+            claim = partial(self._claim_run_dir, found)
+            self.run_dir = on_rank0(self.world, lambda: self.run_dir if self._claim else claim())
         elif self.world.rank == 0 and self._claim is None:
             self._claim = Claim(self.run_dir)
 

@@ -13,8 +13,8 @@ def generation(step, epoch=1, left=None, taken=None, lost=(), ranks=2, asynchron
     }  # fmt: skip
 
 
-def step(rank, number, samples=5):
-    return {"event": "step", "rank": rank, "step": number, "samples": samples}
+def step(rank, number, samples=5, **more):
+    return {"event": "step", "rank": rank, "step": number, "samples": samples, **more}
 
 
 def epoch(number, at, samples=20):
@@ -52,6 +52,21 @@ def test_what_a_lost_rank_did_after_the_last_exchange_does_not_count():
     events = shrunk()
     events.insert(3, step(1, 1))
     assert check_events(events).is_whole
+
+
+def test_a_lost_rank_may_have_been_a_step_further():
+    events = [{**event, "generation": 0} for event in shrunk()[:3]]
+    events += [step(1, 2, generation=0)]
+    events += [{**event, "generation": 1} for event in shrunk()[3:]]
+    assert check_events(events).is_whole
+    assert not check_events([{**event, "generation": 1} for event in events]).is_whole
+
+
+def test_what_was_done_after_the_checkpoint_that_a_run_went_on_from_does_not_count():
+    ahead = [step(0, 2), step(1, 2), epoch(1, 2), step(0, 3)]
+    again = generation(1, left=[[10, 20]], ranks=1)
+    events = [generation(0), step(0, 1), step(1, 1), *ahead, again, step(0, 2), step(0, 3)]
+    assert check_events([*events, epoch(1, 3)]).is_whole
 
 
 WRONG = {

@@ -76,10 +76,11 @@ class Carried(Continuation):
             if epoch < self.common["clock"]["epoch"]:  # it has had all that it was to have
                 its_position = _NOTHING
             self._parts[rank] = {"exchange": its_counts, "worker": {"position": its_position}}
-        self._count_samples(run)
         behind = run.clock.epoch < self.common["clock"]["epoch"]
         if any(world.allgather_values(behind)):
             copy_buffers(world, run.replica, self._leader, behind)
+        if not self._same:
+            self._catch_up(run, behind)
         lost = [rank for rank in range(run.world.size) if rank not in self._parts]
         for rank in lost:
             had = 0 if taken is None else int(taken[rank])
@@ -90,16 +91,17 @@ class Carried(Continuation):
         nodes = tuple(run.state.nodes[rank] for rank in lost)
         self.lost = LostRanks(tuple(lost), nodes, world.size)
 
-    def _count_samples(self, run: TrainingRun) -> None:
-        """Between two exchanges a rank guesses what the others do; now it is known."""
-        if self._same:
-            return
+    def _catch_up(self, run: TrainingRun, behind: bool) -> None:
+        """Let this rank's run stand where the leader's does, if ranks are lost again before the
+        next step. Between two exchanges a rank guesses what the others do; now it is known."""
         since = sum(part["exchange"]["samples"] for part in self._parts.values())
         guessed = self._world.bcast_value(run.worker.estimated_samples, self._leader)
         for name in ("samples", "samples_in_epoch"):
             self.common["clock"][name] += int(since - guessed)
-        # If ranks are lost again before the next step, nothing is to be counted twice.
-        run.clock.restore(self.common["clock"])
+        if behind:
+            run.worker.begin_epoch()
+        for name, part in run.common_parts().items():
+            part.restore(self.common[name])
         run.worker.estimated_samples = int(since)
 
     @property
