@@ -83,9 +83,11 @@ def test_ranks_are_lost_at_every_moment(elastic, share):
     is_whole(found, epochs=3)
 
 
-def test_a_rank_is_lost_while_the_others_recover(elastic):
-    found = elastic(4, faults=["sigkill:rank=1,step=3", "sigkill:rank=0,step=2,at=recovery"])
+def test_a_rank_is_lost_while_the_others_recover_and_one_at_the_end(elastic):
+    faults = ["step=3,rank=1", "step=2,rank=0,at=recovery", "step=6,rank=2,at=end"]
+    found = elastic(4, faults=[f"sigkill:{fault}" for fault in faults])
     assert found["sizes"] == [4, 2]
+    assert found["left"] == 1
     is_whole(found)
 
 

@@ -32,7 +32,7 @@ ELASTIC = "PACELINE_ELASTIC"
 """The variable that is 1 where ranks may be lost and the others go on."""
 
 EXIT_CODE = "exitcode"
-"""In the job directory: what the run's first rank exits with; only of elastic runs."""
+"""In the job directory: what the ranks of an elastic run exit with."""
 
 NOTIFICATION = b"\x1epaceline "
 """Begins a line on stderr for the launcher: the name of a file, and what it shall hold."""

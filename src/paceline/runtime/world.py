@@ -117,8 +117,7 @@ def _leave_elastic(pid: int) -> None:
     world = _joined
     if os.getpid() != pid or not isinstance(world, ElasticWorld):
         return
-    if world.rank == 0:
-        notify_launcher(EXIT_CODE, str(_exit_code))
+    notify_launcher(EXIT_CODE, str(_exit_code))  # every rank: some may be lost only now
     if world.generation.number:
         world.part(_PARTING_S)
         for stream in (sys.stdout, sys.stderr):

@@ -11,7 +11,7 @@ from paceline.config.messages import show
 from paceline.errors import ConfigError
 
 KINDS = ("exception", "sigkill", "sigstop", "exit", "nan", "disk-full", "delay", "drop")
-MOMENTS = ("after", "before", "moving", "validation", "saving", "recovery")
+MOMENTS = ("after", "before", "moving", "validation", "saving", "recovery", "end")
 _FORM = (
     f"expected KIND:rank=R,step=S with a kind of {', '.join(KINDS)}; "
     f"delay also takes seconds=S and steps=N, exit code=C, sigkill at={'|'.join(MOMENTS)}"
@@ -39,7 +39,8 @@ class Fault:
     """In how many steps a delay occurs, one after the other."""
     at: str = "after"
     """When a sigkill strikes: before or after the step, while the ranks of a node move their common
-    parameters (moving), in the first validation or checkpoint since that step, or in a recovery."""
+    parameters (moving), in the first validation or checkpoint since that step, in a recovery, or at
+    the end of the run."""
 
     def __post_init__(self) -> None:
         wrong = list(self._wrong())

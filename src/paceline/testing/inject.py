@@ -112,6 +112,7 @@ def _strike_at(fault: Fault, trainer: Trainer) -> None:
         "validation": (run.replica, "evaluate"),
         "saving": (run.saver, "add"),
         "recovery": (run, "settle"),
+        "end": (run, "end"),
     }
     place, name = places.get(fault.at, (None, ""))
     if place is None:
