@@ -132,14 +132,17 @@ class SliceOptimizer:
         for at, parameter in enumerate(self._trained):
             step = self._optimizer.state.get(parameter, {}).get("step", 0.0)
             self._counts_before[at] = float(step)
+        laid: dict[int, dict[str, Any]] = {}  # once for each parameter: it may have many chunks
         for chunk in self.chunks:
             for segment in chunk.segments:
-                parameter = self._trained[segment.entry]
-                state = self._optimizer.state.get(parameter, {})
-                offset = self._layout.entries[segment.entry].offset
+                at, parameter = segment.entry, self._trained[segment.entry]
+                if at not in laid:
+                    state = self._optimizer.state.get(parameter, {})
+                    laid[at] = {name: _laid(value, parameter) for name, value in state.items()}
+                offset = self._layout.entries[at].offset
                 inside = slice(segment.piece.start - offset, segment.piece.stop - offset)
                 chunk.optimizer.state[segment.tensor] = {
-                    name: _part_of(value, parameter, inside) for name, value in state.items()
+                    name: _part_of(value, inside) for name, value in laid[at].items()
                 }
                 segment.at_home = not self._kept[segment.group].vectors
                 self._bring_home(chunk, segment)
@@ -276,9 +279,18 @@ def _groups_of(
     }
 
 
-def _part_of(value: Any, parameter: torch.Tensor, inside: slice) -> Any:
-    """The slice of a state tensor, in the order in which the parameter lies in memory."""
+def _laid(value: Any, parameter: torch.Tensor) -> Any:
+    """A state tensor in the order in which the parameter lies in memory; others as they are."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape or not value.dim():
-        return value.clone() if isinstance(value, torch.Tensor) else value
-    laid = torch.empty_like(parameter).copy_(value)
-    return laid.as_strided((laid.numel(),), (1,))[inside].clone()
+        return value
+    order = torch.empty_like(parameter, device="meta").stride()
+    if value.stride() != order:
+        value = torch.empty_strided(value.shape, order, dtype=value.dtype).copy_(value)
+    return value.as_strided((value.numel(),), (1,))
+
+
+def _part_of(value: Any, inside: slice) -> Any:
+    """A copy of the slice of a laid-out state tensor, or of a value that all slices have."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value[inside].clone() if value.dim() else value.clone()
