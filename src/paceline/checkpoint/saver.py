@@ -14,7 +14,7 @@ from typing import NamedTuple
 from paceline.checkpoint.store import Store
 from paceline.core.quantities import Period
 from paceline.core.trees import Tree
-from paceline.errors import OutputError
+from paceline.errors import OutputError, RanksLost
 
 _NICENESS = 10
 """A tenth of a core where all are busy: hundreds of megabytes in some seconds."""
@@ -99,6 +99,13 @@ class Saver:
         """Wait, and end the thread."""
         self._wait()
         self._thread.shutdown()
+
+    def end(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close it; or abandon it, if ranks are lost that had a part of what is being written."""
+        if kind is not None and issubclass(kind, RanksLost):
+            self.abandon()
+        else:
+            self.close()
 
     def abandon(self) -> None:
         """Ranks were lost: what is not on disk will be no checkpoint, and nobody waits for it."""

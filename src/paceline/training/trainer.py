@@ -311,7 +311,7 @@ class Trainer:
         stack.callback(progress.close)
         store = Store(self.run_dir / FOLDER, config.keep_checkpoints)
         saver = Saver(store, config.checkpoint_every, _log.warning)
-        stack.push(partial(_end_saver, saver))
+        stack.push(saver.end)
         return RunOutputs(self.run_dir, events, progress, saver)
 
     def _claim_together(self) -> None:
@@ -391,11 +391,3 @@ class Trainer:
     def _save(self, summary: Tree) -> None:
         save_model(self.replica.save, self.run_dir)
         write_json(self.run_dir / "summary.json", summary)
-
-
-def _end_saver(saver: Saver, kind: type[BaseException] | None, *_: object) -> None:
-    """Wait for what is being written, unless ranks are lost that had a part of it."""
-    if kind is not None and issubclass(kind, RanksLost):
-        saver.abandon()
-    else:
-        saver.close()
