@@ -133,3 +133,17 @@ def test_below_the_least_number_of_ranks_it_saves_and_can_go_on(elastic, tmp_pat
     found = elastic(3, code=75, faults=["sigkill:rank=0,step=6"], **settings)
     assert "2 ranks are left, and elastic.min is 3" in found["stderr"]
     assert elastic(2, resume=folder, run_dir=None)["samples"] == [SAMPLES] * EPOCHS
+
+
+def test_a_rank_that_fails_before_it_has_joined_ends_the_others(paceline, tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import os, sys\n"
+        "if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "    sys.exit(3)\n"
+        "import paceline\n"
+        "paceline.init().barrier()\n"
+    )
+    done = paceline("run", "--elastic", "-n", 3, "--", script, timeout_s=120)
+    assert done.returncode == 3
+    assert done.stderr.count("exit with 3 on rank 1") == 1

@@ -129,11 +129,12 @@ def _leave_elastic(pid: int) -> None:
 def everyone() -> Abortable:
     """The ranks to end when this one fails, found without communication.
 
-    A script that failed may have started MPI by itself, and its other ranks will not join us.
+    A script that failed may have started MPI by itself, and its other ranks will not join us. The
+    mpirun of an elastic job does not end with a rank, so MPI is started to end the others.
     """
     if _joined is not None:
         return _joined
-    if "mpi4py.MPI" not in sys.modules:
+    if "mpi4py.MPI" not in sys.modules and os.environ.get(ELASTIC) != "1":
         environment = detect()
         return Unconnected(environment) if environment.launched else SoloWorld()
     from paceline.comm.mpi import AllRanks
