@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.core.vectors import Vector
+from paceline.errors import TrainingError
 from paceline.sync.parameter_server.ledger import WorkerReport
 
 _SAMPLES, _LOSS, _WITHOUT_LOSS, _BATCHES, _PUSHES, _SCALE, _RANGES, _FIELDS = range(8)
@@ -79,7 +80,11 @@ class Holdings:
         if count and row[at - 1] == first:
             row[at - 1] = last
             return
-        assert at + 2 <= row.size, "more grants are in hand than there is room for"
+        if at + 2 > row.size:
+            raise TrainingError(
+                "a worker has more batches that are not in the centre than its first push had; an "
+                "elastic run needs a rule that pushes at regular intervals: omit --elastic"
+            )
         row[at : at + 2] = first, last
         row[_RANGES] = count + 1
 

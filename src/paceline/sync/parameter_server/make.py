@@ -25,6 +25,8 @@ from paceline.sync.settings import ExchangeContext, Fail
 
 _SPARE = 32
 """Batches that a worker may have beyond what it wants."""
+_RAREST_PUSH = 10_000
+"""Steps to which the first push of a rule is looked for."""
 
 
 class LedgerLink(Protocol):
@@ -94,10 +96,8 @@ def _open(
     context: ExchangeContext,
 ) -> tuple[Centre, Roles]:
     roles = assign_roles(world, servers)
-    spec = CentreSpec(rule, wire, context.exchange_id, context.batches, context.saved)
-    if rule is not None:
-        spec = spec._replace(most_held=rule.report_every)
-    spec = spec._replace(most_held=spec.most_held + context.most_in_hand + _SPARE)
+    most = most_held(rule, context.most_in_hand)
+    spec = CentreSpec(rule, wire, context.exchange_id, context.batches, context.saved, most)
     if not roles.holders:
         try:
             _check_wire(wire, world)
@@ -109,6 +109,19 @@ def _open(
     if not weights.size:  # one rank keeps the ledger, and nothing else is to be kept
         roles = replace(roles, holders=roles.holders[:1])
     return _connect(world, spec, weights, roles, context.fail), roles
+
+
+def most_held(rule: CentreRule | None, in_hand: int) -> int:
+    """Batches that a worker may have in hand or not yet given to the centre: those until a push.
+
+    >>> from paceline.rules import Downpour
+    >>> most_held(Downpour(push_every=150, pull_every=1), in_hand=18)
+    200
+    """
+    steps = 0
+    if rule is not None:
+        steps = next((n for n in range(1, _RAREST_PUSH) if rule.due(n)[0]), _RAREST_PUSH)
+    return steps + in_hand + _SPARE
 
 
 def _connect(world: World, spec: CentreSpec, weights: Vector, roles: Roles, fail: Fail) -> Centre:

@@ -3,12 +3,15 @@
 from contextlib import suppress
 
 import numpy as np
+import pytest
 
 from paceline.comm import SoloWorld, run_world
+from paceline.errors import TrainingError
 from paceline.rules import make_rule
 from paceline.sync.parameter_server.holdings import Held, Holdings
 from paceline.sync.parameter_server.lasting_ledger import LastingLedger
 from paceline.sync.parameter_server.ledger import Ledger, WorkerReport
+from paceline.sync.parameter_server.make import most_held
 from paceline.sync.parameter_server.spec import CentreSpec
 
 
@@ -78,3 +81,22 @@ def test_a_report_that_was_not_finished_does_not_count(monkeypatch):
         report(0, samples=10.0, batches=1, push=True, wanted=5)
     assert carry(ledger, [0], {}).again == before.again
     assert carry(ledger, [0], {}).ledger == before.ledger
+
+
+def test_there_is_room_for_all_batches_until_a_push():
+    """A worker that pulls often and pushes rarely, granted single batches."""
+    rule = make_rule({"name": "downpour", "push_every": 150, "pull_every": 1})
+    holdings = Holdings(np.zeros((1, Holdings.width(most_held(rule, in_hand=18)))))
+    for number in range(150 + 18):
+        holdings.grant(0, 2 * number, 2 * number + 1)
+        holdings.enter(0, WorkerReport(batches=number < 150), 1.0, gives=False)
+    assert len(holdings.of(0).numbers) == 168
+    holdings.enter(0, WorkerReport(push=True), 1.0, gives=True)
+    assert len(holdings.of(0).numbers) == 18
+
+
+def test_more_than_there_is_room_for_is_an_error():
+    holdings = Holdings(np.zeros((1, Holdings.width(1))))
+    holdings.grant(0, 0, 1)
+    with pytest.raises(TrainingError, match="omit --elastic"):
+        holdings.grant(0, 5, 6)
