@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import importlib.util
 import os
 import sys
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 _joined: World | None = None
 _exit_code = 0
+_JOINING_S = 600.0
+"""How long ranks of an elastic job wait for one that does not join."""
 _PARTING_S = 30.0
 """How long a rank waits at its end for the others to be done, too."""
 
@@ -78,9 +81,15 @@ def _plain_world() -> MPIWorld:
 
 
 def _elastic_world() -> MPIWorld:
-    from paceline.comm.elastic import elastic_world_of_mpi
+    # The mpirun of an elastic job does not end with a rank that is killed before it has joined, and
+    # the others wait in MPI_Init, where no Python runs: faulthandler's own thread ends them.
+    faulthandler.dump_traceback_later(_JOINING_S, exit=True)
+    try:
+        from paceline.comm.elastic import elastic_world_of_mpi
 
-    return elastic_world_of_mpi()
+        return elastic_world_of_mpi()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def next_world(world: World) -> World:
