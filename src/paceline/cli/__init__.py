@@ -1,4 +1,4 @@
-"""The command `paceline`: one file per subcommand, imported when it is called."""
+"""The command `paceline`: subcommands are imported when they are called."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from paceline.errors import PacelineError
 COMMANDS = {
     "train": "train a model on N ranks",
     "run": "start any Python script on N ranks",
+    "join": "let ranks join an elastic run that is under way",
+    "leave": "let ranks leave it",
+    "scale": "let ranks join or leave it until it has N",
     "data": "write a data set as files",
     "doctor": "check whether training would run here",
     "events": "check what the events of a run say",
@@ -23,6 +26,9 @@ COMMANDS = {
     "mpi-learn": "train as mpi_learn's MPIDriver.py does",
 }
 """Each subcommand and its line in the help."""
+
+_TOGETHER = dict.fromkeys(("join", "leave", "scale"), "members")
+"""Subcommands that share a file."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +53,8 @@ def _make_parser(called: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     if called in COMMANDS:
-        import_module(f"paceline.cli.{called.replace('-', '_')}").add_parser(commands)
+        module = _TOGETHER.get(called, called.replace("-", "_"))
+        import_module(f"paceline.cli.{module}").add_parser(commands)
     else:
         for name, line in COMMANDS.items():
             commands.add_parser(name, help=line)

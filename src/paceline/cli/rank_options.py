@@ -19,14 +19,14 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=partial(_positive, most=MOST_RANKS),
+        type=partial(positive, most=MOST_RANKS),
         metavar="N",
         help="processes to start (default: one per physical core; under mpirun or srun "
         "theirs are joined instead)",
     )
     parser.add_argument(
         "--threads",
-        type=partial(_positive, most=most_threads()),
+        type=partial(positive, most=most_threads()),
         metavar="T",
         help="threads per rank (default: $OMP_NUM_THREADS, else what the job was granted, else "
         "cores / ranks)",
@@ -73,7 +73,7 @@ def read_rank_options(
     )
 
 
-def _positive(text: str, most: int) -> int:
+def positive(text: str, most: int) -> int:
     digits = text.isascii() and text.isdecimal() and len(text) <= 20
     if not digits or not 1 <= int(text) <= most:
         shown = text if len(text) <= 40 else f"{text[:40]}..."

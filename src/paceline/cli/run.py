@@ -18,7 +18,7 @@ from paceline.launch.ranks import start_or_join
 from paceline.runtime.failure import fail
 from paceline.runtime.torchrun.env import is_on_one_node, set_torchrun_env
 from paceline.runtime.torchrun.hook import bind_stores_to_loopback, set_default_rendezvous
-from paceline.runtime.world import everyone, note_exit_code
+from paceline.runtime.world import everyone, is_member, note_exit_code
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -95,6 +95,6 @@ def _run_script(script: str, arguments: list[str]) -> int:
 def _end_all(error: BaseException) -> NoReturn:
     """End all ranks: the others would wait for this one."""
     world = everyone()
-    if world.size > 1:
+    if world.size > 1 or is_member():
         fail(world, error)
     raise error

@@ -101,7 +101,7 @@ def _print_notes(lines: Sequence[str]) -> None:
 def _train(config: RunConfig, summary: str | None) -> int:
     from paceline.comm.rank0 import on_rank0
     from paceline.runtime.failure import fail
-    from paceline.runtime.world import init
+    from paceline.runtime.world import init, is_member
     from paceline.training.run_dir import check_writable
     from paceline.training.trainer import Trainer
 
@@ -120,7 +120,8 @@ def _train(config: RunConfig, summary: str | None) -> int:
             sys.stderr.flush()
         return error.code
     except BaseException as error:  # also SystemExit, from a user's model: other ranks wait
-        if world.size == 1:
+        world = init()
+        if world.size == 1 and not is_member():
             raise
         fail(world, error)
     return 0

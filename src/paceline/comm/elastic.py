@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from pathlib import Path
 from typing import Concatenate, ParamSpec, TypeVar
 from weakref import WeakSet
 
+import numpy as np
 from mpi4py import MPI
 
 from paceline.comm.mpi import MPIWorld
@@ -114,11 +117,26 @@ class ElasticWorld(MPIWorld):
     def __init__(self, comm: MPI.Comm, generation: Generation | None = None) -> None:
         self.generation = generation or Generation()
         self.generation_number = self.generation.number
+        self._is_decided = False
+        """Whether all ranks have said if they go on in this world."""
         try:
             super().__init__(comm)
         except MPI.Exception as error:
+            comm.Revoke()  # others may wait in it
             raise self.generation.explain(error) from None
         self.generation.add(self)
+
+    @property
+    def comm(self) -> MPI.Intracomm:
+        """For the modules of this package."""
+        assert isinstance(self._comm, MPI.Intracomm)
+        return self._comm
+
+    def _find_node_ranks(self) -> tuple[int, ...]:
+        """Open MPI 5.0.11 does not know where ranks are that have joined from another job of it."""
+        nodes = np.empty(self.size, np.int64)
+        self._comm.Allgather(np.array([_identify_node(self.node)]), nodes)
+        return tuple(np.flatnonzero(nodes == nodes[self.rank]).tolist())
 
     def revoke(self) -> None:
         if self._comm != MPI.COMM_NULL:
@@ -127,10 +145,55 @@ class ElasticWorld(MPIWorld):
     def next_world(self) -> ElasticWorld:
         """The world of the ranks that are left; all of them call it."""
         self.generation.end()
-        comm = self._comm.Shrink()
-        world = ElasticWorld(comm, Generation(self.generation.number + 1))
+        if not self._is_decided:  # others may ask us, and must not wait
+            self._agree(self._comm, False)
+        comm, number = self._comm, self.generation.number
+        while True:
+            comm, number = comm.Shrink(), number + 1
+            made = self._make_next(comm, Generation(number))
+            if self._agree(comm, made is not None) and made is not None:
+                return made
+
+    def without(self, leaving: Container[int]) -> ElasticWorld:
+        """The world without ranks that leave it, for these the world of those; all call it."""
+        try:
+            comm = self._comm.Split(int(self.rank in leaving), self.rank)
+        except MPI.Exception:
+            comm = None
+        return self.change_to(comm)
+
+    def change_to(self, comm: MPI.Comm | None) -> ElasticWorld:
+        """The world of another communicator, in place of this one; None: this rank has not got it.
+        All ranks change, or none: then they raise RanksLost."""
+        generation = Generation(self.generation.number)
+        made = None if comm is None else self._make_next(comm, generation)
+        self._is_decided = True
+        if not self._agree(self._comm, made is not None) or made is None:
+            raise self.generation.lose()
+        return made
+
+    def confirm(self) -> None:
+        """All ranks have come this far, or none has: then they raise RanksLost."""
+        self._is_decided = True
+        if not self._agree(self._comm, True):
+            raise self.generation.lose()
+
+    def _make_next(self, comm: MPI.Comm, generation: Generation) -> ElasticWorld | None:
+        """None if a rank was lost meanwhile."""
+        try:
+            world = ElasticWorld(comm, generation)
+        except RanksLost:
+            return None
         world.poll_interval_s = self.poll_interval_s
         return world
+
+    @staticmethod
+    def _agree(comm: MPI.Comm, yes: bool) -> bool:
+        """Whether all ranks say yes, the same answer on all of them: no, if one is lost."""
+        try:
+            return bool(comm.Agree(int(yes)))
+        except MPI.Exception:
+            return False
 
     def raise_if_failed(self) -> None:
         """Raise RanksLost if a rank is lost, or another rank has noticed one."""
@@ -178,6 +241,15 @@ class ElasticWorld(MPIWorld):
     irecv = _noticing(MPIWorld.irecv)
     isend = _noticing(MPIWorld.isend)
     node_memory = _noticing(MPIWorld.node_memory)
+
+
+def _identify_node(name: str) -> int:
+    """A number that processes have in common which share memory: a machine since it was started,
+    and what is mounted there for it."""
+    with contextlib.suppress(OSError):
+        name += Path("/proc/sys/kernel/random/boot_id").read_text()
+        name += str(Path("/dev/shm").stat().st_dev)
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:7])
 
 
 def elastic_world_of_mpi() -> ElasticWorld:

@@ -54,17 +54,20 @@ class MPIWorld:
         self.rank: int = comm.Get_rank()
         self.size: int = comm.Get_size()
         self.node: str = MPI.Get_processor_name()
-        local = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        ranks = np.empty(local.Get_size(), np.int64)
-        local.Allgather(np.array([self.rank]), ranks)
-        self.node_ranks: tuple[int, ...] = tuple(ranks.tolist())
-        local.Free()
+        self.node_ranks: tuple[int, ...] = self._find_node_ranks()
         self.poll_interval_s: float | None = None
         self._node_allreduce: NodeAllreduce | None = None
         self._chosen = self._uses_pipelines = False
         self._pipelines: dict[int, PipelinedAllreduce] = {}
         """By the number of the element type."""
         self.thread_multiple: bool = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+
+    def _find_node_ranks(self) -> tuple[int, ...]:
+        local = self._comm.Split_type(MPI.COMM_TYPE_SHARED)
+        ranks = np.empty(local.Get_size(), np.int64)
+        local.Allgather(np.array([self.rank]), ranks)
+        local.Free()
+        return tuple(ranks.tolist())
 
     def broadcast(self, buffer: Buffer, root: int = 0) -> None:
         for piece in _pieces(buffer, MAX_ELEMENTS):

@@ -58,7 +58,7 @@ def parse_target(text: str) -> tuple[str, str, float]:
 
 
 class ElasticConfig(Section):
-    """What becomes of a run whose ranks are lost."""
+    """What becomes of a run whose ranks are lost, leave or join."""
 
     enabled: Annotated[bool, Flag("--elastic")] = False
     """Go on with the ranks that are left when others are lost.
@@ -67,6 +67,10 @@ class ElasticConfig(Section):
     outlives its ranks (Open MPI 5): see [reliability.md](reliability.md)."""
     min: Annotated[int, Flag("--min-ranks")] = Field(1, ge=1)
     """Save and exit with code 75 when fewer ranks than this are left."""
+    max: Annotated[int | None, Flag("--max-ranks")] = Field(None, ge=1)
+    """Let no more ranks than this join (default: no limit)."""
+    replace: Annotated[bool, Flag("--replace")] = False
+    """Start a new rank in the place of one that is lost."""
 
     @model_validator(mode="before")
     @classmethod
@@ -77,3 +81,9 @@ class ElasticConfig(Section):
         if isinstance(value, dict) and value and "enabled" not in value:
             return {**value, "enabled": True}
         return value
+
+    @model_validator(mode="after")
+    def check_bounds(self) -> ElasticConfig:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"max is {self.max}, and min is {self.min}; expected max >= min")
+        return self

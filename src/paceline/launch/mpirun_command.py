@@ -46,17 +46,19 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
     }
     if machine.is_root:
         defaults |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    if crowded:
+    if crowded or job.elastic:  # others may join
         defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if hosts:
         options += ["--host", _list(hosts)]
         defaults |= _between_hosts(job)
+    elif machine.alone and job.elastic:
+        defaults["OMPI_MCA_btl_tcp_if_include"] = "lo"  # for ranks that join: they share no memory
     elif machine.alone:
         defaults["OMPI_MCA_btl"] = "^tcp"  # its ranks would listen on every interface, for nobody
     if not hosts and not machine.has_ssh:
         defaults["PRTE_MCA_plm_ssh_agent"] = "false"
-    # Named hosts get the ranks asked for, even more than a scheduler has granted.
-    more = "OVERSUBSCRIBE" if hosts or job.ranks > _slots(machine) else ""
+    # Named hosts get the ranks asked for, even more than a scheduler has granted; others may join.
+    more = "OVERSUBSCRIBE" if hosts or job.elastic or job.ranks > _slots(machine) else ""
     if machine.numa_nodes > 1 and not crowded and (hosts or not more):
         return [*options, "--map-by", f"numa:{more}".rstrip(":"), "--bind-to", "numa"], defaults
     # On one NUMA node binding buys nothing, and two jobs would be bound to the same cores.

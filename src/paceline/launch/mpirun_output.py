@@ -159,6 +159,8 @@ class OutputFormat:
     keep: tuple[bytes, ...] = ()
     blank_first: bool = False
     ends_with_nul: bool = False
+    stray: tuple[bytes, ...] = ()
+    """Words that it prints in the middle of lines."""
 
     def is_banner(self, block: list[bytes]) -> bool:
         # Open MPI wraps its sentences, so phrases are sought in the block as one line.
@@ -194,9 +196,11 @@ OPEN_MPI = OutputFormat(
         rb"|.*setpgid\(\d+,\d+\) failed in parent with errno=.*\s*"
         rb"|NBC_Progress: an error \d+ was found during schedule .*\s*"  # a rank was lost
         rb"|\[[^\]]+\]\[\[\d+,\d+\],\d+\]\[\S*btl_tcp_endpoint\.c:\d+:.*\s*"  # the same
+        rb"|\[[^\]]+:\d+\] PRTE ERROR: .* odls_base_default_fns\.c at line \d+\s*"
         rb"|\[warn\] Epoll \w+\(\d+\) on fd \d+ failed\..*\s*"  # libevent, while mpirun ends
     ),
     ends_with_nul=True,  # of PRRTE's C string
+    stray=(b"LAUNCHER JOB OBJECT NOT FOUND",),  # PRRTE, when a rank ends that had joined
 )
 
 # MPICH 5.0.2 writes its banner to stdout, and the message of MPI_Abort to stderr.
@@ -236,7 +240,10 @@ class OutputFilter:
         """Take the next piece of the stream; return what can be shown at once."""
         if self._format.ends_with_nul:
             data = data.replace(b"\0", b"")
-        *lines, self._partial = (self._partial + data).split(b"\n")
+        text = self._partial + data
+        for words in self._format.stray:
+            text = text.replace(words, b"")
+        *lines, self._partial = text.split(b"\n")
         return self._show(b"".join(self._take(line + b"\n") for line in lines))
 
     def pause(self) -> bytes:

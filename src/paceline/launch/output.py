@@ -13,7 +13,7 @@ from paceline.errors import SAVED
 from paceline.launch.children import has_ended, wait_for_end
 from paceline.launch.job import LauncherProcess
 from paceline.launch.mpirun_output import HYDRA, OPEN_MPI, HostLoss, OutputFilter, RankDeath
-from paceline.runtime.job_dir import STARTED, apply_notification
+from paceline.runtime.job_dir import FAILED, STARTED, apply_notification, read_exit_code
 from paceline.runtime.reaper import kill_job, members
 
 START_WARNING_S, START_TIMEOUT_S = 60.0, 300.0
@@ -21,6 +21,8 @@ START_WARNING_S, START_TIMEOUT_S = 60.0, 300.0
 
 _PAUSE_S = 0.1
 _PIDS_PAUSE_S = 1.0
+_ENDING_S = 3.0
+"""How long the ranks of a run that has failed may take to end by themselves."""
 STDOUT, STDERR = 1, 2
 
 
@@ -35,7 +37,7 @@ class JobOutput:
         raw: bool,
     ) -> None:
         self._child = child
-        self._raw = raw
+        self._raw, self._elastic = raw, launcher.elastic
         self._folder = folder
         output_format = HYDRA if launcher.is_hydra else OPEN_MPI
         pipes = ((child.stdout, STDOUT), (child.stderr, STDERR))
@@ -46,6 +48,7 @@ class JobOutput:
         }
         self._rank_pids = _RankPids(child.pid, folder) if launcher.is_hydra else None
         self._first_rank = _FirstRank(launcher.hosts, folder)
+        self._failure = _Failure(folder if launcher.elastic else None)
 
     def forward(self, asked_to_end: Callable[[], bool]) -> None:
         """Copy the output until the child has ended; `asked_to_end`: a failure then is no news."""
@@ -63,7 +66,7 @@ class JobOutput:
                     sources.remove(source)
             if self._rank_pids is not None:
                 self._rank_pids.refresh()
-            if self._first_rank.is_overdue():
+            if self._first_rank.is_overdue() or self._failure.is_overdue():
                 kill_job(self._child.pid, self._folder)
             if not readable:
                 for source in sources:
@@ -72,7 +75,10 @@ class JobOutput:
                 # A daemon that a rank left behind may hold the pipe open for ever.
                 if has_ended(self._child):
                     break
-        failed = wait_for_end(self._child) not in (0, SAVED) and not asked_to_end()
+        code = wait_for_end(self._child)
+        if self._elastic and (own := read_exit_code(self._folder)) is not None:
+            code = own
+        failed = code not in (0, SAVED) and not asked_to_end()
         for banners, target in self._filters.values():
             self._show(target, banners.close(failed))
 
@@ -135,6 +141,23 @@ class _FirstRank:
             f"paceline: no rank has started on {self._hosts} for {waited_s:.0f} s; {what}. Can the "
             f"hosts reach this one? Run: paceline doctor --hosts {self._hosts}\n"
         )
+
+
+class _Failure:
+    """The end of an elastic run that has failed: MPI does not end ranks that joined it later."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._mark = None if folder is None else folder / FAILED
+        self._since_s: float | None = None
+
+    def is_overdue(self) -> bool:
+        """Whether it failed a while ago, and has not ended."""
+        if self._mark is None:
+            return False
+        if self._since_s is None:
+            self._since_s = time.monotonic() if self._mark.exists() else None
+            return False
+        return time.monotonic() - self._since_s > _ENDING_S
 
 
 class _RankPids:

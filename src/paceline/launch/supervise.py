@@ -18,7 +18,7 @@ from paceline.launch.mpirun_output import (
 )
 from paceline.launch.output import STDERR, JobOutput, write_all
 from paceline.launch.signals import SignalForwarder, forwarding
-from paceline.runtime.job_dir import EXIT_CODE, read_heartbeats
+from paceline.runtime.job_dir import read_exit_code, read_heartbeats
 from paceline.runtime.reaper import Reaper, kill_job
 
 
@@ -82,7 +82,7 @@ def supervise_job(
             child.wait()
             output.close()
     asked = signals.was_asked_to_end()
-    if launcher.elastic and (code := _read_exit_code(folder)) is not None:
+    if launcher.elastic and (code := read_exit_code(folder)) is not None:
         return JobResult(code, signals.received, saved=code == SAVED)
     death = None if asked or raw else output.death
     loss = None if asked else output.loss
@@ -98,15 +98,6 @@ def supervise_job(
         lost_host=loss.node if loss is not None and loss.whole else None,
         died=death is not None,
     )
-
-
-def _read_exit_code(folder: Path | None) -> int | None:
-    """What the ranks of an elastic run say; mpirun's own code may be that of a rank that was
-    lost."""
-    try:
-        return int((folder / EXIT_CODE).read_text()) if folder is not None else None
-    except (OSError, ValueError):
-        return None
 
 
 def choose_code(

@@ -18,7 +18,7 @@ from paceline.cluster.detect import Environment
 from paceline.cluster.identity import JOB_DIR
 from paceline.comm import World
 from paceline.errors import ConfigError, Interrupted, PacelineError
-from paceline.runtime.job_dir import ELASTIC, EXIT_CODE, notify_launcher
+from paceline.runtime.job_dir import ELASTIC, EXIT_CODE, FAILED, notify_launcher
 from paceline.runtime.watchdog.sections import step_of
 from paceline.runtime.watchdog.thread import silence
 
@@ -71,6 +71,7 @@ def fail(world: Abortable, error: BaseException) -> NoReturn:
             sys.stderr.flush()
         if os.environ.get(ELASTIC) == "1":  # mpirun may exit with 0
             notify_launcher(EXIT_CODE, str(exit_code(error)))
+            notify_launcher(FAILED, "")  # MPI does not end ranks that have joined later
         if world.size > 1:
             time.sleep(_FORWARD_S)
     finally:
@@ -149,7 +150,7 @@ def abort_on_exception(world: World) -> None:
     plain = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if world.size == 1:
+        if world.size == 1 and not world.elastic:
             plain(kind, error, trace)
         else:
             fail(world, error)

@@ -31,6 +31,12 @@ RESTART = "PACELINE_RESTART"
 ELASTIC = "PACELINE_ELASTIC"
 """The variable that is 1 where ranks may be lost and the others go on."""
 
+JOINS = "joins"
+"""Its value in a process that was started to join such ranks, until it is one of them."""
+
+FAILED = "failed"
+"""In the job directory: a rank of an elastic run has failed, and with it the run."""
+
 EXIT_CODE = "exitcode"
 """In the job directory: what the ranks of an elastic run exit with."""
 
@@ -113,3 +119,11 @@ def read_heartbeats(folder: Path | None) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
+
+
+def read_exit_code(folder: Path | None) -> int | None:
+    """What the ranks of an elastic run say; mpirun's own code may be that of a lost rank."""
+    try:
+        return int((folder / EXIT_CODE).read_text()) if folder is not None else None
+    except (OSError, ValueError):
+        return None

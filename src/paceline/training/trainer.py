@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.checkpoint.saver import Saver
 from paceline.checkpoint.store import Store
@@ -35,7 +35,17 @@ from paceline.observe.events import FLUSH_EVERY_S
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
-from paceline.runtime.world import init, next_world
+from paceline.runtime.world import (
+    admit,
+    become_member,
+    confirm,
+    end_generation,
+    enter,
+    init,
+    is_newcomer,
+    next_world,
+    part_with,
+)
 from paceline.sync.interface import Exchange
 from paceline.sync.make import is_asynchronous, make_exchange, next_exchange_id
 from paceline.sync.replicas import start_equal
@@ -52,13 +62,17 @@ from paceline.training.loop.run import TrainingRun
 from paceline.training.loop.state import Datasets, RunOutputs, RunState
 from paceline.training.loop.sync_run import SyncRun
 from paceline.training.loop.worker import most_in_hand
+from paceline.training.membership.recruiter import Recruiter
 from paceline.training.model_file import check_room, save_model
 from paceline.training.resume.carried import Carried
 from paceline.training.resume.continuation import Continuation
-from paceline.training.resume.resumed import FOLDER, Resumed, find_resumed
+from paceline.training.resume.resumed import FOLDER, Resumed, check_identity, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
 from paceline.training.run_data import check_elastic, make_dealer, open_run_data
 from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_json
+
+if TYPE_CHECKING:
+    from paceline.comm.joining import Newcomer
 
 _log = logging.getLogger("paceline.training")
 
@@ -113,6 +127,7 @@ class Trainer:
         self._carried: Carried | None = None
         self._stop_requests = StopRequests()
         self._claim: Claim | None = None
+        self._recruiter: Recruiter | None = None
 
     def stop(self) -> None:
         """Ask all ranks to stop after the next step; any one rank may ask."""
@@ -142,6 +157,9 @@ class Trainer:
                 return self._fit(cache)
         finally:
             self._stop_requests = StopRequests()  # those of this run are not for the next
+            if self._recruiter is not None:
+                self._recruiter.close()
+                self._recruiter = None
             if self._claim is not None:
                 self._claim.release()
                 self._claim = None
@@ -149,24 +167,46 @@ class Trainer:
     def _fit(self, cache: NodeCache | None) -> Result:
         """Train in one generation of the world after the other, until the run is done."""
         self.clock, self.history = Clock(), History()
-        self._training_run = self._carried = goes_on = None
+        self._training_run = self._carried = None
+        goes_on = self._enter(cache) if is_newcomer() else None
         while True:
             try:
                 return self._fit_generation(cache, goes_on)
             except RanksLost:
+                if is_newcomer():
+                    raise SystemExit(0) from None
                 goes_on, self._carried = self._carried or self._carry_over(), None
 
+    def _enter(self, cache: NodeCache | None) -> Carried:
+        """This process was started to join a run: get ready, then wait to be let in."""
+        setup_logging(1, 2)  # it is not the one that speaks for all
+        self._prepare(cache)
+        try:
+            self.world = enter(self.world)
+            goes_on, self.run_dir = Carried.receive(self.replica, self.world)
+        except RanksLost as error:
+            _log.info("%s", error)
+            raise SystemExit(0) from None
+        self._identity = self._identify(self._data)
+        check_identity(goes_on.facts, self._identity, self.run_dir)
+        return goes_on
+
     def _carry_over(self) -> Carried | None:
-        """Ranks were lost: those that are left form the next world, and finish what was under way;
-        None if no step had been taken."""
+        """The ranks have changed: those that go on form the next world, and finish what was under
+        way; None if no step had been taken."""
         run = self._training_run
         while True:
             self.world = next_world(self.world)
             try:
                 if run is None:
                     return None
+                newcomers, asked = self._part_with_some(run)
                 run.settle(self.world)
-                goes_on = Carried(run, self.world)
+                goes_on = Carried.gather(run, self.world, asked)
+                world = admit(self.world, newcomers)
+                if world is not self.world:
+                    self.world = world
+                    goes_on = goes_on.share(run, world)
                 break
             except RanksLost:  # again
                 continue
@@ -178,11 +218,25 @@ class Trainer:
             )
         return goes_on
 
+    def _part_with_some(self, run: TrainingRun) -> tuple[Sequence[Newcomer], tuple[int, ...]]:
+        """Ranks that were asked to leave end here; newcomers that rank 0 brings, and who has left,
+        of the old world."""
+        called = self._recruiter.call() if self._recruiter is not None else ([], ())
+        newcomers, asked = called if self.world.rank == 0 else ([], ())
+        asked = tuple(self.world.bcast_value(asked))
+        if asked:
+            before = self.world.allgather_values(run.world.rank)
+            leaving = [at for at, rank in enumerate(before) if rank in asked]
+            self.world = part_with(self.world, leaving)
+        return newcomers, asked
+
     def _fit_generation(self, cache: NodeCache | None, goes_on: Carried | None) -> Result:
         config, world = self.config, self.world
         setup_logging(world.rank, world.size)
         if goes_on is None:
             self._prepare(cache)
+            self._identity = identity = self._identify(self._data)
+            self._resumed = self._find_resumed(identity)
         resumed = goes_on or self._resumed
         self._exchange = exchange = self._make_exchange(self._data, resumed)
         watch = Stopwatch()
@@ -220,11 +274,6 @@ class Trainer:
             self.clock.samples_per_epoch = len(data.train)
         self.replica = build_replica(config, world)
         start_equal(world, self.replica)
-        self._identity = identity = self._identify(data)
-        self._resumed = resumed = self._find_resumed(identity)
-        if resumed is not None:
-            same = resumed.facts["optimizer"] == config.describe()["optimizer"]
-            restore_replica(self.replica, resumed, same)
 
     def _make_exchange(self, data: Datasets, resumed: Continuation | None) -> Exchange:
         config, world = self.config, self.world
@@ -252,7 +301,7 @@ class Trainer:
         """All epochs; the reason if they ended early."""
         config, world, data, before = self.config, self.world, self._data, self._state
         goes_on = isinstance(resumed, Carried)
-        self._claim_together()
+        self._claim_together(goes_on)
         with ExitStack() as stack:
             self._state = state = RunState(
                 config,
@@ -270,6 +319,7 @@ class Trainer:
                 dealer=dealer,
                 watch=watch,
                 nodes=world.allgather_values(world.node),
+                on_step=self._change_ranks,
                 epoch_begun=before.epoch_begun if before is not None and goes_on else None,
                 stop_asked=before is not None and goes_on and before.stop_asked,
             )
@@ -279,7 +329,9 @@ class Trainer:
                 restore_run(run, resumed)
             if goes_on and data.balancer is not None:
                 data.balancer.change_world(world)
+            confirm(world)
             self._training_run = run
+            self._begin_generation(state, resumed)
             self._announce(progress, resumed)
             run.write_generation(resumed if isinstance(resumed, Carried) else None)
             saver.begin_period(self.clock.step)
@@ -290,6 +342,23 @@ class Trainer:
             except RanksLost:
                 self._carried = self._carry_over()  # while its last events can be written
                 raise
+
+    def _begin_generation(self, state: RunState, resumed: Continuation | None) -> None:
+        """All ranks train in this world now, newcomers among them."""
+        world = state.world
+        if is_newcomer():
+            become_member(world)
+        if not world.elastic or world.rank > 0:
+            return
+        if self._recruiter is None:
+            self._recruiter = Recruiter(self.run_dir, self.config.elastic)
+        change = resumed.change if isinstance(resumed, Carried) else None
+        self._recruiter.begin_generation(world, state.nodes, change)
+
+    def _change_ranks(self) -> None:
+        """Before a step of rank 0: let ranks join or leave, if some are to."""
+        if self._recruiter is not None and self._recruiter.wants_change:
+            end_generation(self.world)
 
     def _announce(self, progress: Progress, resumed: Continuation | None) -> None:
         """Say what is trained, by whom, and where it goes on."""
@@ -314,9 +383,9 @@ class Trainer:
         stack.push(saver.end)
         return RunOutputs(self.run_dir, events, progress, saver)
 
-    def _claim_together(self) -> None:
+    def _claim_together(self, goes_on: bool) -> None:
         """Rank 0 holds the run directory; if it was lost, the next one does."""
-        if self._training_run is None:
+        if not goes_on:
             found = self._found if self._resumed else None
             claim = partial(self._claim_run_dir, found)
             self.run_dir = on_rank0(self.world, lambda: self.run_dir if self._claim else claim())
@@ -357,7 +426,9 @@ class Trainer:
         self._found = on_rank0(world, lambda: find_run_dir(config))
         resumed = find_resumed(config.resume, self._found, world)
         if resumed is not None:
-            resumed.check(identity)
+            check_identity(resumed.facts, identity, resumed.run_dir)
+            same = resumed.facts["optimizer"] == config.describe()["optimizer"]
+            restore_replica(self.replica, resumed, same)
         return resumed
 
     def _numbered_for(self, resumed: Continuation | None) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -70,6 +70,8 @@ class RunState:
     """Facts for the summary of the run."""
     nodes: Sequence[str] = ()
     """The names of the machines that the ranks are on."""
+    on_step: Callable[[], None] = lambda: None
+    """Called before each step."""
     epoch_begun: int | None = None
     """The last epoch whose begin callbacks know of; None: nor that training has begun."""
     stop_asked: bool = False

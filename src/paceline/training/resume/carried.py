@@ -1,14 +1,15 @@
-"""What the ranks that are left carry over from one generation of the world to the next.
+"""What ranks carry over from one generation of the world to the next.
 
 It is restored by the same code as a checkpoint, but lies in the memory of those ranks: each has its
 own model and optimizer, and what all have in common comes from the one that is furthest. Samples of
-which nothing was kept are dealt again.
+which nothing was kept are dealt again. Ranks that join get what they need from rank 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,7 +18,9 @@ from paceline.comm import World
 from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
 from paceline.frameworks.random_state import generator_states
-from paceline.sync.replicas import copy_buffers
+from paceline.frameworks.replica import Replica
+from paceline.sync.parameter_server.holdings import Held
+from paceline.sync.replicas import broadcast_tree, copy_buffers, copy_state
 from paceline.sync.saved import SavedCentre
 from paceline.training.resume.continuation import Continuation, shares_of
 from paceline.training.resume.snapshot import snapshot_progress
@@ -30,84 +33,147 @@ T = TypeVar("T")
 _NOTHING = {"taken": 0, "ended": False, "loss_sum": 0.0, "samples_with_loss": 0.0, "seconds": 0.0}
 
 
-class LostRanks(NamedTuple):
-    """Which ranks of the old world were lost, where they were, and how many are left."""
+class Change(NamedTuple):
+    """Which ranks of the old world are gone, where they were, and who has come."""
 
     ranks: tuple[int, ...]
     nodes: tuple[str, ...]
     left: int
+    """How many go on."""
+    asked: tuple[int, ...] = ()
+    """Those of the ranks that were asked to leave."""
+    joined: tuple[str, ...] = ()
+    """Where newcomers are, who are the last ranks."""
 
     def describe(self, step: int) -> str:
         """One line for the user.
 
-        >>> LostRanks((2,), ("n07",), 3).describe(120)
+        >>> Change((2,), ("n07",), 3).describe(120)
         'rank 2 (n07) was lost; going on after step 120 with 3 ranks'
+        >>> Change((1,), ("n07",), 4, asked=(1,), joined=("n08",)).describe(9)
+        'rank 1 (n07) left; rank 3 (n08) joined; going on after step 9 with 4 ranks'
         """
-        several = len(self.ranks) > 1
-        who = f"rank{'s' * several} {', '.join(map(str, self.ranks))}"
-        hosts, were = ", ".join(sorted(set(self.nodes))), "were" if several else "was"
+        here = dict(zip(self.ranks, self.nodes, strict=True))
+        lost = [rank for rank in self.ranks if rank not in self.asked]
+        news = (
+            (lost, [here[rank] for rank in lost], ("was lost", "were lost")),
+            (self.asked, [here[rank] for rank in self.asked], ("left", "left")),
+            (range(self.left - len(self.joined), self.left), self.joined, ("joined", "joined")),
+        )
+        said = [_say(ranks, nodes, verbs) for ranks, nodes, verbs in news if len(ranks)]
         ranks = f"{self.left} rank{'s' * (self.left > 1)}"
-        return f"{who} ({hosts}) {were} lost; going on after step {step} with {ranks}"
+        return "; ".join([*said, f"going on after step {step} with {ranks}"])
+
+
+def _say(ranks: Sequence[int], nodes: Sequence[str], verbs: tuple[str, str]) -> str:
+    several = len(ranks) > 1
+    who = f"rank{'s' * several} {', '.join(map(str, ranks))}"
+    return f"{who} ({', '.join(sorted(set(nodes)))}) {verbs[several]}"
 
 
 class Carried(Continuation):
-    """A run as the ranks that are left know it."""
+    """A run as the ranks that go on know it."""
 
-    def __init__(self, run: TrainingRun, world: World) -> None:
-        """All ranks that are left make it together, when the step that was under way is settled."""
-        self._world = world
-        self._same, self._centre = run.exchange.asynchronous, run.exchange.carried
-        exchange = run.exchange.snapshot()
-        self._own: Tree = {"exchange": exchange, "worker": run.worker.snapshot()}
-        if not run.exchange.replicas_stay_equal:
-            self._own["parameters"] = run.replica.parameters().copy()
-        if self._same:
-            self._own |= {"generators": generator_states(), "callbacks": []}
-        standing = (len(run.history), run.clock.epoch, run.exchange.rounds, run.clock.step)
-        counts = {name: exchange.get(name, 0.0) for name in ("samples", "weight")}
-        position = self._own["worker"]["position"]
-        found = world.allgather_values((standing, run.world.rank, counts, position))
-        self._leader = max(range(world.size), key=lambda rank: (found[rank][0], -rank))
-        known = snapshot_progress(run), run.facts(), run.worker.taken_by_rank
-        self.common, self.facts, taken = world.bcast_value(known, self._leader)
-        self._weights = [float(its_counts["weight"]) for *_, its_counts, _ in found]
-        self._parts: dict[int, Tree] = {}
-        for (_, epoch, *_), rank, its_counts, its_position in found:
-            if epoch < self.common["clock"]["epoch"]:  # it has had all that it was to have
-                its_position = _NOTHING
-            self._parts[rank] = {"exchange": its_counts, "worker": {"position": its_position}}
-        behind = run.clock.epoch < self.common["clock"]["epoch"]
-        if any(world.allgather_values(behind)):
-            copy_buffers(world, run.replica, self._leader, behind)
-        if not self._same:
-            self._catch_up(run, behind)
-        lost = [rank for rank in range(run.world.size) if rank not in self._parts]
-        for rank in lost:
-            had = 0 if taken is None else int(taken[rank])
-            position = {**_NOTHING, "taken": had}
-            self._parts[rank] = {"exchange": {"weight": 0.0}, "worker": {"position": position}}
+    def __init__(
+        self,
+        world: World,
+        own: Tree,
+        centre: SavedCentre | None,
+        known: Tree,
+        is_newcomer: bool = False,
+    ) -> None:
+        """`known` is the same on all ranks: `common`, `facts`, `asynchronous`, the `weights` of the
+        replicas, the `parts` of all ranks of the old world, and what has `changed`."""
+        self._world, self._own, self._centre, self._known = world, own, centre, known
+        self._is_newcomer = is_newcomer
+        self.common, self.facts = known["common"], known["facts"]
+        ranks, nodes, left, asked, joined = known["changed"]
+        self.change = Change(tuple(ranks), tuple(nodes), left, tuple(asked), tuple(joined))
         self.taken = self.everybody(lambda part: part["worker"]["position"]["taken"])
         """How many batches of the epoch count, of every rank of the old world."""
-        nodes = tuple(run.state.nodes[rank] for rank in lost)
-        self.lost = LostRanks(tuple(lost), nodes, world.size)
 
-    def _catch_up(self, run: TrainingRun, behind: bool) -> None:
-        """Let this rank's run stand where the leader's does, if ranks are lost again before the
-        next step. Between two exchanges a rank guesses what the others do; now it is known."""
-        since = sum(part["exchange"]["samples"] for part in self._parts.values())
-        guessed = self._world.bcast_value(run.worker.estimated_samples, self._leader)
-        for name in ("samples", "samples_in_epoch"):
-            self.common["clock"][name] += int(since - guessed)
-        if behind:
-            run.worker.begin_epoch()
-        for name, part in run.common_parts().items():
-            part.restore(self.common[name])
-        run.worker.estimated_samples = int(since)
+    @classmethod
+    def gather(cls, run: TrainingRun, world: World, asked: Sequence[int] = ()) -> Carried:
+        """All ranks that are left make it together, when the step that was under way is settled;
+        `asked` are those of the old world that were asked to leave."""
+        asynchronous, exchange = run.exchange.asynchronous, run.exchange.snapshot()
+        own: Tree = {"exchange": exchange, "worker": run.worker.snapshot()}
+        if not run.exchange.replicas_stay_equal:
+            own["parameters"] = run.replica.parameters().copy()
+        if asynchronous:
+            own |= {"generators": generator_states(), "callbacks": []}
+        standing = (len(run.history), run.clock.epoch, run.exchange.rounds, run.clock.step)
+        counts = {name: exchange.get(name, 0.0) for name in ("samples", "weight")}
+        found = world.allgather_values(
+            (standing, run.world.rank, counts, own["worker"]["position"])
+        )
+        leader = max(range(world.size), key=lambda rank: (found[rank][0], -rank))
+        common, facts, taken = world.bcast_value(
+            (snapshot_progress(run), run.facts(), run.worker.taken_by_rank), leader
+        )
+        parts: dict[int, Tree] = {}
+        for (_, epoch, *_), rank, its_counts, its_position in found:
+            if epoch < common["clock"]["epoch"]:  # it has had all that it was to have
+                its_position = _NOTHING
+            parts[rank] = {"exchange": its_counts, "worker": {"position": its_position}}
+        behind = run.clock.epoch < common["clock"]["epoch"]
+        if any(world.allgather_values(behind)):
+            copy_buffers(world, run.replica, leader, behind)
+        if not asynchronous:
+            _catch_up(run, world, leader, behind, common, list(parts.values()))
+        gone = [rank for rank in range(run.world.size) if rank not in parts]
+        for rank in gone:
+            had = 0 if taken is None else int(taken[rank])
+            position = {**_NOTHING, "taken": had}
+            parts[rank] = {"exchange": {"weight": 0.0}, "worker": {"position": position}}
+        nodes = [run.state.nodes[rank] for rank in gone]
+        known = {
+            "common": common,
+            "facts": facts,
+            "asynchronous": asynchronous,
+            "weights": [float(its_counts["weight"]) for *_, its_counts, _ in found],
+            "parts": [parts[rank] for rank in sorted(parts)],
+            "changed": [gone, nodes, world.size, [rank for rank in asked if rank in gone], []],
+        }
+        return cls(world, own, run.exchange.carried, known)
+
+    def share(self, run: TrainingRun, world: World) -> Carried:
+        """The same for the ranks of a world that newcomers have joined; all come here, and those
+        get theirs by `receive`."""
+        known = self._known
+        nodes, first = world.allgather_values(world.node), self._world.size
+        known["weights"] += [0.0] * (world.size - first)
+        known["changed"] = [*known["changed"][:2], world.size, self.change.asked, nodes[first:]]
+        if known["asynchronous"] and "weight" in self._own["exchange"]:  # of gossip: they sum to 1
+            self._own["exchange"]["weight"] *= first / world.size
+        pair = world.split(int(world.rank > 0))
+        if world.rank == 0:
+            tree = {
+                "own": {name: self._own[name] for name in ("exchange", "worker")},
+                "centre": None if self._centre is None else _pack_centre(self._centre),
+            }
+            place = str(run.state.outputs.run_dir)
+            _hand_over(pair, run.replica, tree, (known, place), is_newcomer=False)
+        pair.free()
+        return Carried(world, self._own, self._centre, known)
+
+    @classmethod
+    def receive(cls, replica: Replica, world: World) -> tuple[Carried, Path]:
+        """What a newcomer gets: a model like rank 0's, where the run is, and its directory."""
+        world.allgather_values(world.node)
+        pair = world.split(0)
+        got, (known, run_dir) = _hand_over(pair, replica, {}, ({}, ""), is_newcomer=True)
+        pair.free()
+        centre = None if got["centre"] is None else _unpack_centre(got["centre"])
+        own = {**got["own"], "parameters": replica.parameters().copy()}
+        if centre is not None and centre.centre.size:
+            own["parameters"] = centre.centre
+        return cls(world, own, centre, known, is_newcomer=True), Path(run_dir)
 
     @property
     def same_ranks(self) -> bool:
         """Workers of asynchronous rules go on as they are."""
-        return self._same
+        return bool(self._known["asynchronous"]) and not self._is_newcomer
 
     @property
     def centre(self) -> SavedCentre | None:
@@ -123,14 +189,69 @@ class Carried(Continuation):
         yield
 
     def describe(self) -> str:
-        return self.lost.describe(self.facts["step"])
+        return self.change.describe(self.facts["step"])
 
     def everybody(self, take: Callable[[Tree], T]) -> list[T]:
         """Of every rank of the old world, the lost ones included."""
-        return [take(self._parts[rank]) for rank in sorted(self._parts)]
+        return [take(part) for part in self._known["parts"]]
+
+    def parameters(self) -> Vector:
+        """A newcomer to workers that go on as they are asks none of them."""
+        if self._known["asynchronous"]:
+            own: Vector = self.own["parameters"]
+            return own
+        return super().parameters()
 
     def _mean(self, total: Vector) -> Vector:
-        share = shares_of(self._weights)[self._world.rank]
+        share = shares_of(self._known["weights"])[self._world.rank]
         np.multiply(self.own["parameters"], total.dtype.type(share), out=total)
         self._world.all_reduce(total)
         return total
+
+
+def _catch_up(
+    run: TrainingRun, world: World, leader: int, behind: bool, common: Tree, parts: Sequence[Tree]
+) -> None:
+    """Let this rank's run stand where the leader's does, if ranks are lost again before the next
+    step. Between two exchanges a rank guesses what the others do; now it is known."""
+    since = sum(part["exchange"]["samples"] for part in parts)
+    guessed = world.bcast_value(run.worker.estimated_samples, leader)
+    for name in ("samples", "samples_in_epoch"):
+        common["clock"][name] += int(since - guessed)
+    if behind:
+        run.worker.begin_epoch()
+    for name, part in run.common_parts().items():
+        part.restore(common[name])
+    run.worker.estimated_samples = int(since)
+
+
+def _hand_over(
+    pair: World, replica: Replica, tree: Tree, values: tuple[Tree, str], is_newcomer: bool
+) -> tuple[Tree, tuple[Tree, str]]:
+    """From rank 0 to newcomers: the model with its optimizer, the tree and the values."""
+    copy_state(pair, replica, 0, is_newcomer)
+    copy_buffers(pair, replica, 0, is_newcomer)
+    constants = replica.constants()
+    if constants.size:
+        pair.broadcast(constants)
+        if is_newcomer:
+            replica.accept_constants()
+    return broadcast_tree(pair, tree), pair.bcast_value(values)
+
+
+def _pack_centre(centre: SavedCentre) -> Tree:
+    return {
+        "centre": centre.centre,
+        "state": dict(centre.state),
+        "ledger": {name: float(value) for name, value in centre.ledger.items()},
+        "again": list(centre.again),
+        "held": [[*its[:4], list(its.numbers)] for its in centre.held],
+    }
+
+
+def _unpack_centre(tree: Tree) -> SavedCentre:
+    held = tuple(
+        Held(samples, loss, without_loss, batches, tuple(numbers))
+        for samples, loss, without_loss, batches, numbers in tree["held"]
+    )
+    return SavedCentre(tree["centre"], tree["state"], tree["ledger"], tuple(tree["again"]), held)

@@ -65,18 +65,9 @@ class Resumed(Continuation):
         others = "" if self.same_ranks else f" (of {ranks} rank{'s' * (ranks > 1)})"
         return f"resuming {self._store.folder.parent} after step {self.facts['step']}{others}"
 
-    def check(self, expected: Tree) -> None:
-        """Refuse a checkpoint of another model, rule or data."""
-        found = [
-            f"{name} was {self.facts.get(name)}, is {value}"
-            for name, value in expected.items()
-            if self.facts.get(name) != value
-        ]
-        if found:
-            raise CheckpointError(
-                f"the run in {self._store.folder.parent} cannot go on with these settings: "
-                f"{'; '.join(found)}. Restore them, or start a new run"
-            )
+    @property
+    def run_dir(self) -> Path:
+        return self._store.folder.parent
 
     @cached_property
     def own(self) -> Tree:
@@ -147,3 +138,17 @@ def find_resumed(resume: str | None, run_dir: Path | None, world: World) -> Resu
             f"{run_dir} holds no checkpoint to go on from; set checkpoint_every in the next run"
         )
     return None
+
+
+def check_identity(facts: Tree, expected: Tree, run_dir: Path) -> None:
+    """Refuse to go on with another model, rule or data."""
+    found = [
+        f"{name} was {facts.get(name)}, is {value}"
+        for name, value in expected.items()
+        if facts.get(name) != value
+    ]
+    if found:
+        raise CheckpointError(
+            f"the run in {run_dir} cannot go on with these settings: {'; '.join(found)}. Restore "
+            "them, or start a new run"
+        )

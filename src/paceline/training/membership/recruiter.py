@@ -1,0 +1,255 @@
+"""Rank 0 lets ranks join and leave: as they are asked to, or in the place of those that are lost.
+
+A thread takes requests, lets MPI start newcomers, and waits until they are ready. Then
+`wants_change` is true, and rank 0 ends the generation of the world before its next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from paceline.comm import World
+from paceline.config.stopping import ElasticConfig
+from paceline.errors import PacelineError, WorldError
+from paceline.runtime.job_dir import ELASTIC, JOINS
+from paceline.training.membership.requests import Answer, Desk, Request
+from paceline.training.resume.carried import Change
+
+if TYPE_CHECKING:
+    from paceline.comm.joining import Newcomer
+
+_log = logging.getLogger("paceline.training")
+
+_LOOK_EVERY_S = 0.1
+_STARTING_S = 600.0
+"""How long a newcomer may take to get ready."""
+_INTERFACES = "OMPI_MCA_btl_tcp_if_include"
+"""Open MPI's variable: where its ranks listen."""
+_MOST_FAILURES = 3
+"""Replacements in a row that may end before they are ready."""
+
+
+@dataclass
+class _Order:
+    """Ranks that are to come or to go, since somebody asked for it (by a request of that key) or
+    since others were lost (None)."""
+
+    key: str | None
+    hosts: Sequence[str | None] = ()
+    """Of those that are to come."""
+    leaving: tuple[int, ...] = ()
+    newcomers: list[Newcomer] = field(default_factory=list)
+    began: float = field(default_factory=monotonic)
+    called: bool = False
+    """The ranks have been told of it."""
+
+
+class Recruiter:
+    """Changes the ranks of a run; on rank 0."""
+
+    def __init__(self, run_dir: Path, limits: ElasticConfig) -> None:
+        self.wants_change = False
+        self._limits, self._desk = limits, Desk(run_dir)
+        self._size, self._first_size = 0, 0
+        self._nodes: list[str] = []
+        self._orders: list[_Order] = []
+        self._failures = 0
+        self._guard = threading.Lock()
+        self._is_over = threading.Event()
+        self._folder = Path.cwd()
+        self._thread = threading.Thread(target=self._work, name="paceline-recruiter", daemon=True)
+
+    def begin_generation(self, world: World, nodes: Sequence[str], change: Change | None) -> None:
+        """The ranks have changed: orders that they have been told of are done."""
+        with self._guard:
+            self._size, self._nodes = world.size, list(nodes)
+            self._first_size = self._first_size or world.size
+            joined = world.size - len(change.joined) if change is not None else world.size
+            for order in [order for order in self._orders if order.called]:
+                self._orders.remove(order)
+                last = joined + len(order.newcomers)
+                self._conclude(order, range(joined, last) if last <= world.size else range(0))
+                joined = last
+            self.wants_change = False
+            if change is not None and self._limits.replace:
+                self._replace(change)
+        if not self._thread.is_alive() and not self._is_over.is_set():
+            self._thread.start()
+
+    def call(self) -> tuple[list[Newcomer], tuple[int, ...]]:
+        """The newcomers who are ready, and the ranks to leave. Newcomers get one chance: those that
+        have been called before are not called again."""
+        with self._guard:
+            called = [order for order in self._orders if order.called]
+            for order in called:
+                self._orders.remove(order)
+                if order.newcomers:
+                    self._answer(order, "others were lost at that moment; ask again", refused=True)
+                    self._failures += order.key is None
+                else:
+                    self._orders.append(order)
+            ready = [order for order in self._orders if self._is_ready(order)]
+            for order in ready:
+                order.called = True
+                if order.leaving:  # now: if this rank is lost, the next must not do it again
+                    names = ", ".join(map(str, order.leaving))
+                    self._answer(order, f"rank{'s' * (len(order.leaving) > 1)} {names} left")
+            newcomers = [newcomer for order in ready for newcomer in order.newcomers]
+            return newcomers, tuple(sorted({rank for order in ready for rank in order.leaving}))
+
+    def close(self) -> None:
+        """The run is over; newcomers who wait are sent away."""
+        self._is_over.set()
+        with self._guard:
+            for order in self._orders:
+                self._answer(order, "the run has ended", refused=True)
+                for newcomer in order.newcomers:
+                    newcomer.dismiss()
+            self._orders.clear()
+        self._desk.close()
+
+    def _work(self) -> None:
+        while not self._is_over.wait(_LOOK_EVERY_S):
+            for key, request in self._desk.take():
+                with self._guard:
+                    self._take(key, request)
+            for order in list(self._orders):
+                self._start_next(order)
+            with self._guard:
+                for order in list(self._orders):
+                    self._check(order)
+                self.wants_change = any(map(self._is_ready, self._orders))
+
+    def _take(self, key: str, request: Request) -> None:
+        """Accept a request, or say why not."""
+        order, problem = self._plan(key, request)
+        if problem is not None:
+            self._desk.answer(key, Answer(problem, is_final=True, is_refused=True))
+            return
+        self._orders.append(order)
+        count = len(order.hosts)
+        if count:
+            self._answer(order, f"{count} process{'es' * (count > 1)} to start")
+
+    def _plan(self, key: str, request: Request) -> tuple[_Order, str | None]:
+        if request.kind == "scale":
+            more = request.count - self._expected()
+            if more == 0:
+                return _Order(key), f"there are {request.count} ranks already"
+            last = range(self._size + more, self._size) if more < 0 else range(0)
+            kind = "join" if more > 0 else "leave"
+            return self._plan(key, Request(kind, more, request.hosts, tuple(last)))
+        if request.kind == "join":
+            hosts = self._places(request)
+            return _Order(key, hosts), self._why_not_join(hosts)
+        on_hosts = [rank for rank, node in enumerate(self._nodes) if node in request.hosts]
+        leaving = tuple(sorted({*request.ranks, *on_hosts}))
+        return _Order(key, leaving=leaving), self._why_not_leave(leaving)
+
+    def _places(self, request: Request) -> list[str | None]:
+        places: list[str | None] = list(request.hosts)
+        return places or [None] * request.count
+
+    def _expected(self) -> int:
+        """How many ranks there will be."""
+        return self._size + sum(len(o.hosts) - len(o.leaving) for o in self._orders)
+
+    def _why_not_join(self, places: Sequence[str | None]) -> str | None:
+        most = self._limits.max
+        if most is not None and self._expected() + len(places) > most:
+            return f"{self._expected()} ranks and {len(places)} more are over elastic.max, {most}"
+        elsewhere = {place for place in places if place is not None} - set(self._nodes)
+        if elsewhere and os.environ.get(_INTERFACES) == "lo":
+            return (
+                "the run was started on one machine without naming hosts, so that its ranks listen "
+                f"to nobody; start it with --hosts {self._nodes[0]}:{self._size} for other hosts"
+            )
+        return None
+
+    def _why_not_leave(self, leaving: Sequence[int]) -> str | None:
+        unknown = [rank for rank in leaving if not 0 <= rank < self._size]
+        if unknown or not leaving:
+            known = ", ".join(sorted(set(self._nodes)))
+            return f"there is no such rank; there are ranks 0 to {self._size - 1}, on {known}"
+        left = self._expected() - len(leaving)
+        if left < max(1, self._limits.min):
+            return f"{left} ranks would be left, and elastic.min is {self._limits.min}"
+        return None
+
+    def _replace(self, change: Change) -> None:
+        """Others for the ranks that were lost, where those were, if that machine is still there."""
+        lost = [rank for rank in change.ranks if rank not in change.asked]
+        nodes = dict(zip(change.ranks, change.nodes, strict=True))
+        room = min(self._limits.max or self._first_size, self._first_size) - self._expected()
+        several = len(set(self._nodes)) > 1
+        places = [nodes[rank] if several and nodes[rank] in self._nodes else None for rank in lost]
+        if places and room > 0 and self._failures < _MOST_FAILURES:
+            self._orders.append(_Order(None, places[:room]))
+
+    def _start_next(self, order: _Order) -> None:
+        """Start what is missing; MPI takes about a second for each."""
+        while len(order.newcomers) < len(order.hosts) and not self._is_over.is_set():
+            place = order.hosts[len(order.newcomers)]
+            try:
+                order.newcomers.append(self._start(place))
+            except PacelineError as error:
+                self._give_up(order, str(error))
+                return
+
+    def _start(self, place: str | None) -> Newcomer:
+        from paceline.comm.joining import Newcomer
+
+        env = shutil.which("env")
+        if env is None:
+            raise WorldError("the program env is not there")
+        variables = [f"{ELASTIC}={JOINS}", "PACELINE_RANKS=1"]
+        command = [env, *variables, sys.executable, *sys.orig_argv[1:]]
+        return Newcomer(command, self._folder, place)
+
+    def _check(self, order: _Order) -> None:
+        """Give up what cannot come about."""
+        if any(newcomer.is_lost() for newcomer in order.newcomers) and not order.called:
+            self._give_up(order, "a process that was to join ended before it was ready")
+        elif order.hosts and monotonic() - order.began > _STARTING_S and not order.called:
+            self._give_up(order, f"it was not ready after {_STARTING_S:.0f} s")
+
+    def _give_up(self, order: _Order, why: str) -> None:
+        for newcomer in order.newcomers:
+            newcomer.dismiss()
+        if order in self._orders:
+            self._orders.remove(order)
+        self._answer(order, why, refused=True)
+        if order.key is None:
+            self._failures += 1
+            again = "no further attempt" if self._failures >= _MOST_FAILURES else "trying again"
+            _log.warning("no replacement for a rank that was lost: %s; %s", why, again)
+            if self._failures < _MOST_FAILURES:
+                self._orders.append(_Order(None, order.hosts))
+
+    def _is_ready(self, order: _Order) -> bool:
+        all_there = len(order.newcomers) == len(order.hosts)
+        return all_there and all(newcomer.is_ready() for newcomer in order.newcomers)
+
+    def _conclude(self, order: _Order, ranks: Sequence[int]) -> None:
+        if order.newcomers and not ranks:
+            self._answer(order, "they could not be let in; ask again", refused=True)
+            return
+        if order.newcomers and order.key is None:
+            self._failures = 0
+        verb, who = ("joined", ranks) if ranks else ("left", order.leaving)
+        names = ", ".join(map(str, who))
+        text = f"rank{'s' * (len(who) > 1)} {names} {verb}; there are {self._size} ranks now"
+        self._answer(order, text, final=True)
+
+    def _answer(self, order: _Order, text: str, final: bool = False, refused: bool = False) -> None:
+        if order.key is not None:
+            self._desk.answer(order.key, Answer(text, final or refused, refused))
