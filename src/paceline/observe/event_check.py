@@ -38,13 +38,20 @@ def check_events(events: Sequence[Event]) -> EventCheck:
             _check_epoch(epoch["epoch"], epochs, generations, steps, size, found)
     if not epochs:
         found.problems.append("no epoch has ended")
-    lost = sum(len(event["lost"]) for event in generations)
-    found.facts.append(
+    found.facts.append(_describe(epochs, generations))
+    return found
+
+
+def _describe(epochs: Sequence[Event], generations: Sequence[Event]) -> str:
+    asked = sum(event.get("asked", 0) for event in generations)
+    lost = sum(len(event["lost"]) for event in generations) - asked
+    joined = sum(event.get("joined", 0) for event in generations)
+    return (
         f"{len(epochs)} epoch{'s' * (len(epochs) != 1)}, {len(generations)} "
         f"generation{'s' * (len(generations) != 1)} of the world, {lost} "
         f"rank{'s' * (lost != 1)} lost"
+        f"{f', {asked} left' * bool(asked)}{f', {joined} joined' * bool(joined)}"
     )
-    return found
 
 
 def _without_undone(events: Sequence[Event]) -> list[Event]:

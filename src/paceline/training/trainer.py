@@ -227,6 +227,9 @@ class Trainer:
         if asked:
             before = self.world.allgather_values(run.world.rank)
             leaving = [at for at, rank in enumerate(before) if rank in asked]
+            if self.world.rank in leaving and self._claim is not None:
+                self._claim.release()  # the next rank 0 may be faster than our end
+                self._claim = None
             self.world = part_with(self.world, leaving)
         return newcomers, asked
 
@@ -350,9 +353,9 @@ class Trainer:
             become_member(world)
         if not world.elastic or world.rank > 0:
             return
-        if self._recruiter is None:
-            self._recruiter = Recruiter(self.run_dir, self.config.elastic)
         change = resumed.change if isinstance(resumed, Carried) else None
+        if self._recruiter is None:
+            self._recruiter = Recruiter(self.run_dir, self.config.elastic, change is not None)
         self._recruiter.begin_generation(world, state.nodes, change)
 
     def _change_ranks(self) -> None:

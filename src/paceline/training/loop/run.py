@@ -74,6 +74,7 @@ class TrainingRun(ABC):
             epoch=self.clock.epoch + 1,
             ranks=self.world.size,
             lost=[] if carried is None else list(carried.change.ranks),
+            asked=0 if carried is None else len(carried.change.asked),
             joined=0 if carried is None else len(carried.change.joined),
             taken=None if carried is None else carried.taken,
             left=None if ranges is None else [list(span) for span in ranges],
@@ -177,7 +178,6 @@ class TrainingRun(ABC):
         before_run = self.clock.samples
 
         def before() -> None:
-            self.state.on_step()
             self.notify("on_batch_begin", self.clock.step + 1)
 
         def after(loss: float | None, samples: int) -> None:

@@ -71,7 +71,7 @@ class RunState:
     nodes: Sequence[str] = ()
     """The names of the machines that the ranks are on."""
     on_step: Callable[[], None] = lambda: None
-    """Called before each step."""
+    """Called before each step, when no batch is in hand."""
     epoch_begun: int | None = None
     """The last epoch whose begin callbacks know of; None: nor that training has begun."""
     stop_asked: bool = False

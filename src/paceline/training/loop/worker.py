@@ -75,6 +75,8 @@ class Worker:
         """How many batches of the epoch each rank has had, as of the last exchange; in an elastic
         world."""
         self._under_way: StepUnderWay | None = None
+        self._buffers_before: Vector | None = None
+        """Those that a step has begun with, in an elastic world: it may be done again."""
         self._after_step: StepHook = lambda loss, samples: None
         self._weights, self._full_weight = state.data.weights, state.full_weight
         self._balancer = state.data.balancer
@@ -125,6 +127,7 @@ class Worker:
         began = self.watch.start()
         outcome = self._go_on(self.exchange.run_deferred(self.watch))
         while not _is_over(outcome):
+            self._state.on_step()
             batch, more = feed.take()
             self.watch.lap("data")
             before()
@@ -156,6 +159,9 @@ class Worker:
             samples = self._count_step(step.batch, step.more, step.loss, settled.outcome)
             self._after_step(step.loss, samples)
             self._record(perf_counter(), step.loss, step.batch)
+        elif self._buffers_before is not None:
+            self.replica.buffers()[:] = self._buffers_before
+            self.replica.accept_buffers()
 
     def _count_step(
         self,
@@ -165,7 +171,7 @@ class Worker:
         outcome: StepOutcome | None,
     ) -> int:
         """A step is done: what this rank and the world have had; the world's samples."""
-        self._under_way = None
+        self._under_way = self._buffers_before = None
         if batch is not None:
             self.position.add(batch.samples, loss)
         self.position.ended = not more
@@ -213,6 +219,7 @@ class Worker:
         batches = self._granted(exchange) if exchange.trains else iter(())
         began = self.watch.start()
         while exchange.has_batch(self.watch):
+            self._state.on_step()
             batch = next(batches)
             self.watch.lap("data")
             before()
@@ -293,6 +300,8 @@ class Worker:
         if config.schedule.moves:
             factor = config.schedule.factor(self.clock.epochs, config.epochs)
             self.replica.scale_learning_rate(factor)
+        if self.world.elastic and not self.exchange.asynchronous:
+            self._buffers_before = self.replica.buffers().copy()
         loss = self._gradients(batch)
         self._under_way = StepUnderWay(batch, more, loss)
         samples = batch.samples if batch is not None else 0

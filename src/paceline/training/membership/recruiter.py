@@ -51,15 +51,18 @@ class _Order:
     began: float = field(default_factory=monotonic)
     called: bool = False
     """The ranks have been told of it."""
+    attempts: int = 0
+    """Those before, at which others were lost."""
 
 
 class Recruiter:
     """Changes the ranks of a run; on rank 0."""
 
-    def __init__(self, run_dir: Path, limits: ElasticConfig) -> None:
+    def __init__(self, run_dir: Path, limits: ElasticConfig, goes_on: bool) -> None:
+        """`goes_on`: another rank that led was lost, or has left."""
         self.wants_change = False
-        self._limits, self._desk = limits, Desk(run_dir)
-        self._size, self._first_size = 0, 0
+        self._limits, self._desk = limits, Desk(run_dir, goes_on)
+        self._size = 0
         self._nodes: list[str] = []
         self._orders: list[_Order] = []
         self._failures = 0
@@ -72,37 +75,34 @@ class Recruiter:
         """The ranks have changed: orders that they have been told of are done."""
         with self._guard:
             self._size, self._nodes = world.size, list(nodes)
-            self._first_size = self._first_size or world.size
+            if self._desk.target is None:
+                self._desk.target = world.size
             joined = world.size - len(change.joined) if change is not None else world.size
             for order in [order for order in self._orders if order.called]:
                 self._orders.remove(order)
-                last = joined + len(order.newcomers)
-                self._conclude(order, range(joined, last) if last <= world.size else range(0))
-                joined = last
+                if order.newcomers:
+                    last = joined + len(order.newcomers)
+                    self._conclude(order, range(joined, last) if last <= world.size else range(0))
+                    joined = last
             self.wants_change = False
-            if change is not None and self._limits.replace:
-                self._replace(change)
+            self._replace(change)
         if not self._thread.is_alive() and not self._is_over.is_set():
             self._thread.start()
 
     def call(self) -> tuple[list[Newcomer], tuple[int, ...]]:
-        """The newcomers who are ready, and the ranks to leave. Newcomers get one chance: those that
-        have been called before are not called again."""
+        """The newcomers who are ready, and the ranks to leave. Newcomers that were called before
+        ended when others were lost at that moment, so new ones are started."""
         with self._guard:
-            called = [order for order in self._orders if order.called]
-            for order in called:
+            for order in [order for order in self._orders if order.called and order.newcomers]:
                 self._orders.remove(order)
-                if order.newcomers:
-                    self._answer(order, "others were lost at that moment; ask again", refused=True)
-                    self._failures += order.key is None
-                else:
-                    self._orders.append(order)
+                self._start_again(order)
             ready = [order for order in self._orders if self._is_ready(order)]
             for order in ready:
                 order.called = True
-                if order.leaving:  # now: if this rank is lost, the next must not do it again
-                    names = ", ".join(map(str, order.leaving))
-                    self._answer(order, f"rank{'s' * (len(order.leaving) > 1)} {names} left")
+                if order.leaving:  # a last word: if this rank is lost, the next one must not do it
+                    rest = _count(self._size - len(order.leaving))
+                    self._desk.target = (self._desk.target or 0) - len(order.leaving)
+                    self._answer(order, f"{_name(order.leaving)} left; {rest} now", final=True)
             newcomers = [newcomer for order in ready for newcomer in order.newcomers]
             return newcomers, tuple(sorted({rank for order in ready for rank in order.leaving}))
 
@@ -185,15 +185,21 @@ class Recruiter:
             return f"{left} ranks would be left, and elastic.min is {self._limits.min}"
         return None
 
-    def _replace(self, change: Change) -> None:
-        """Others for the ranks that were lost, where those were, if that machine is still there."""
-        lost = [rank for rank in change.ranks if rank not in change.asked]
-        nodes = dict(zip(change.ranks, change.nodes, strict=True))
-        room = min(self._limits.max or self._first_size, self._first_size) - self._expected()
-        several = len(set(self._nodes)) > 1
-        places = [nodes[rank] if several and nodes[rank] in self._nodes else None for rank in lost]
-        if places and room > 0 and self._failures < _MOST_FAILURES:
-            self._orders.append(_Order(None, places[:room]))
+    def _replace(self, change: Change | None = None) -> None:
+        """Others for ranks that are missing, where those were, if that machine is still there."""
+        if not self._limits.replace or self._failures >= _MOST_FAILURES:
+            return
+        coming = sum(len(order.hosts) for order in self._orders if order.key is None)
+        missing = max(0, (self._desk.target or 0) - self._size - coming)
+        if self._limits.max is not None:
+            missing = min(missing, self._limits.max - self._expected())
+        places: list[str | None] = []
+        if change is not None and len(set(self._nodes)) > 1:
+            gone = zip(change.ranks, change.nodes, strict=True)
+            lost = [node for rank, node in gone if rank not in change.asked]
+            places = [node for node in lost if node in self._nodes]
+        if missing > 0:
+            self._orders.append(_Order(None, [*places, *[None] * missing][:missing]))
 
     def _start_next(self, order: _Order) -> None:
         """Start what is missing; MPI takes about a second for each."""
@@ -202,7 +208,8 @@ class Recruiter:
             try:
                 order.newcomers.append(self._start(place))
             except PacelineError as error:
-                self._give_up(order, str(error))
+                with self._guard:
+                    self._give_up(order, str(error))
                 return
 
     def _start(self, place: str | None) -> Newcomer:
@@ -232,24 +239,42 @@ class Recruiter:
             self._failures += 1
             again = "no further attempt" if self._failures >= _MOST_FAILURES else "trying again"
             _log.warning("no replacement for a rank that was lost: %s; %s", why, again)
-            if self._failures < _MOST_FAILURES:
-                self._orders.append(_Order(None, order.hosts))
+            self._replace()
+
+    def _start_again(self, order: _Order) -> None:
+        """Others were lost while these were let in."""
+        attempts = order.attempts + 1
+        if attempts < _MOST_FAILURES:
+            self._orders.append(_Order(order.key, order.hosts, attempts=attempts))
+        else:
+            self._answer(order, "others were lost meanwhile, each time; ask again", refused=True)
 
     def _is_ready(self, order: _Order) -> bool:
         all_there = len(order.newcomers) == len(order.hosts)
         return all_there and all(newcomer.is_ready() for newcomer in order.newcomers)
 
     def _conclude(self, order: _Order, ranks: Sequence[int]) -> None:
-        if order.newcomers and not ranks:
-            self._answer(order, "they could not be let in; ask again", refused=True)
+        if not ranks:
+            self._start_again(order)
             return
-        if order.newcomers and order.key is None:
+        if order.key is None:
             self._failures = 0
-        verb, who = ("joined", ranks) if ranks else ("left", order.leaving)
-        names = ", ".join(map(str, who))
-        text = f"rank{'s' * (len(who) > 1)} {names} {verb}; there are {self._size} ranks now"
-        self._answer(order, text, final=True)
+        else:
+            self._desk.target = (self._desk.target or 0) + len(ranks)
+        self._answer(order, f"{_name(ranks)} joined; {_count(self._size)} now", final=True)
 
     def _answer(self, order: _Order, text: str, final: bool = False, refused: bool = False) -> None:
         if order.key is not None:
             self._desk.answer(order.key, Answer(text, final or refused, refused))
+
+
+def _name(ranks: Sequence[int]) -> str:
+    """
+    >>> _name([2]), _name([0, 3])
+    ('rank 2', 'ranks 0, 3')
+    """
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _count(ranks: int) -> str:
+    return f"there {'are' if ranks > 1 else 'is'} {ranks} rank{'s' * (ranks > 1)}"

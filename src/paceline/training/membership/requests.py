@@ -20,7 +20,7 @@ from paceline.errors import ConfigError
 FOLDER = "membership"
 """In the run directory, while an elastic run is under way."""
 KINDS = ("join", "leave", "scale")
-_TOKEN, _REQUEST, _ANSWER = "token", ".request", ".answer"
+_TOKEN, _TARGET, _REQUEST, _ANSWER = "token", "target", ".request", ".answer"
 _LONGEST = 100_000
 """Characters of a request."""
 
@@ -50,12 +50,15 @@ class Answer(NamedTuple):
 class Desk:
     """Where a job takes requests."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, goes_on: bool = False) -> None:
+        """`goes_on`: take over from a rank that was lost; else nothing of an older job counts."""
         self._folder = run_dir / FOLDER
+        if not goes_on:
+            remove_folder(self._folder)
         make_folder(self._folder)
         with opened_folder(self._folder) as folder:
             try:
-                self._token = read_text(_TOKEN, folder)  # of a rank that was lost
+                self._token = read_text(_TOKEN, folder)
             except OSError:
                 self._token = secrets.token_hex(16)
                 write_text(_TOKEN, self._token, folder)
@@ -80,6 +83,18 @@ class Desk:
             raise ValueError("another token")
         hosts, ranks = (tuple(values.pop(name)) for name in ("hosts", "ranks"))
         return Request(**values, hosts=hosts, ranks=ranks)
+
+    @property
+    def target(self) -> int | None:
+        """How many ranks there are to be; whoever leads the job knows it from the last one."""
+        with suppress(OSError, ValueError), opened_folder(self._folder) as folder:
+            return int(read_text(_TARGET, folder))
+        return None
+
+    @target.setter
+    def target(self, ranks: int) -> None:
+        with suppress(OSError), opened_folder(self._folder) as folder:
+            write_text(_TARGET, str(ranks), folder)
 
     def answer(self, key: str, answer: Answer) -> None:
         """Say how far it is; the request is done with a final answer."""
