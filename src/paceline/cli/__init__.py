@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -33,6 +34,10 @@ _TOGETHER = dict.fromkeys(("join", "leave", "scale"), "members")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0 only if all of it succeeded."""
+    if os.environ.get("PACELINE_ELASTIC") == "joins":  # it was started to join a job
+        from paceline.runtime.world import open_entrance
+
+        open_entrance()
     given = list(sys.argv[1:] if arguments is None else arguments)
     args = _make_parser(given[0] if given else None).parse_args(given)
     try:

@@ -32,8 +32,8 @@ class Newcomer:
     """A process that was started to join, as rank 0 sees it."""
 
     def __init__(self, command: Sequence[str], folder: Path, host: str | None = None) -> None:
-        """Start it, on that host, or where MPI finds room. The call returns when it is in MPI,
-        after a second or so, so a thread of its own makes it.
+        """Start it, on that host of the job, or where MPI finds room. The call returns when it is
+        in MPI, after a second or so, so a thread of its own makes it.
 
         Each newcomer is a job of its own: MPI ends all processes of a job that was started from
         within another when one of them is lost.
@@ -41,7 +41,6 @@ class Newcomer:
         info = MPI.Info.Create()
         info.Set("wdir", str(folder))
         if host is not None:
-            info.Set("add-host", host)
             info.Set("host", host)
         try:
             link = MPI.COMM_SELF.Spawn(command[0], list(command[1:]), maxprocs=1, info=info)

@@ -101,8 +101,8 @@ def read_mode(key: str, value: object, config: OldConfig) -> Meaning:
 
 def read_start(key: str, value: object, config: OldConfig) -> Meaning:
     if as_flag(key, value):
-        return Meaning(note="as always: all ranks start together")
-    return Meaning(note="not supported: no worker can join later; all ranks start together")
+        return Meaning(note="all ranks start together")
+    return Meaning({"elastic": True}, "more workers join with paceline join RUN -n N")
 
 
 def read_strategy(key: str, value: object, config: OldConfig) -> Meaning:

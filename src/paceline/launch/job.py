@@ -48,6 +48,8 @@ class Placement:
     remote_shell: str | None = None
     leads_here: bool = True
     """Whether rank 0 is on this machine, and sees its terminal and its folders."""
+    spare: tuple[Host, ...] = ()
+    """Hosts that were named or granted and get no rank, unless some join an elastic run."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from paceline.cluster.cores import THREAD_VARIABLES
 from paceline.cluster.hosts import Host
 from paceline.errors import LaunchError
 from paceline.launch.job import Job, Machine, Mpirun, Placement
-from paceline.runtime.job_dir import ELASTIC
+from paceline.runtime.job_dir import ELASTIC, HOSTS
 
 KEEPALIVE_S = 5
 """Seconds between the probes of a silent host; it is given up after three."""
@@ -49,7 +49,9 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
     if crowded or job.elastic:  # others may join
         defaults["OMPI_MCA_mpi_yield_when_idle"] = "1"
     if hosts:
-        options += ["--host", _list(hosts)]
+        named = _list((*hosts, *job.placement.spare))
+        options += ["--host", named]
+        defaults |= {HOSTS: named} if job.elastic else {}
         defaults |= _between_hosts(job)
     elif machine.alone and job.elastic:
         defaults["OMPI_MCA_btl_tcp_if_include"] = "lo"  # for ranks that join: they share no memory
@@ -62,7 +64,8 @@ def _open_mpi(job: Job, mpirun: Mpirun, machine: Machine) -> tuple[list[str], di
     if machine.numa_nodes > 1 and not crowded and (hosts or not more):
         return [*options, "--map-by", f"numa:{more}".rstrip(":"), "--bind-to", "numa"], defaults
     # On one NUMA node binding buys nothing, and two jobs would be bound to the same cores.
-    spread = ["--map-by", f":{more}"] if more else []
+    by = "slot" if job.placement.spare else ""  # the first hosts are filled, the spare ones left
+    spread = ["--map-by", f"{by}:{more}"] if more else []
     return [*options, *spread, "--bind-to", "none"], defaults
 
 

@@ -30,15 +30,17 @@ def plan_ranks(
     threads: int | None,
     hosts: Sequence[Host],
     allocation: Allocation | None,
+    elastic: bool = False,
 ) -> RankPlan:
     """Plan a job on the hosts that were named, else on those granted, else on this machine.
 
-    Without a number there is a rank for each slot; without threads, the cores are shared out.
+    Without a number there is a rank for each slot; without threads, the cores are shared out. The
+    ranks of an `elastic` job may become more.
     """
     if hosts:
-        return _plan_on_named(ranks, threads, tuple(hosts))
+        return _plan_on_named(ranks, threads, tuple(hosts), elastic)
     if allocation is not None and allocation.hosts:
-        return _plan_on_granted(ranks, threads, allocation)
+        return _plan_on_granted(ranks, threads, allocation, elastic)
     cores = available_cores()
     count = ranks or cores
     if count > most_ranks_here():
@@ -86,7 +88,9 @@ def choose_remote_shell(allocation: Allocation) -> str | None:
     return SCHEDULERS[allocation.scheduler].choose_remote_shell(_is_on_path, _ask)
 
 
-def _plan_on_named(ranks: int | None, threads: int | None, hosts: tuple[Host, ...]) -> RankPlan:
+def _plan_on_named(
+    ranks: int | None, threads: int | None, hosts: tuple[Host, ...], elastic: bool
+) -> RankPlan:
     facts = check_hosts([host.name for host in hosts if not is_here(host.name)])
     cores = {name: known.cores for name, known in facts.items()}
     known = [Host(h.name, h.slots or cores.get(h.name) or available_cores()) for h in hosts]
@@ -102,10 +106,12 @@ def _plan_on_named(ranks: int | None, threads: int | None, hosts: tuple[Host, ..
         threads = min(
             threads_per_rank(h.slots or 1, cores.get(h.name) or available_cores()) for h in placed
         )
-    return _plan(placed, threads, " ".join(SSH), None)
+    return _plan(placed, threads, " ".join(SSH), None, _spare(known, placed) if elastic else ())
 
 
-def _plan_on_granted(ranks: int | None, threads: int | None, allocation: Allocation) -> RankPlan:
+def _plan_on_granted(
+    ranks: int | None, threads: int | None, allocation: Allocation, elastic: bool
+) -> RankPlan:
     placed = spread(ranks or allocation.slots, allocation.hosts)
     if threads is None:
         threads = allocation.threads
@@ -113,17 +119,27 @@ def _plan_on_granted(ranks: int | None, threads: int | None, allocation: Allocat
         most = max(host.slots or 1 for host in placed)
         threads = threads_per_rank(most, available_cores())
     remote_shell = choose_remote_shell(allocation)
-    return _plan(placed, threads, remote_shell, allocation.here)
+    spare = _spare(allocation.hosts, placed) if elastic else ()
+    return _plan(placed, threads, remote_shell, allocation.here, spare)
+
+
+def _spare(hosts: Sequence[Host], placed: Sequence[Host]) -> tuple[Host, ...]:
+    taken = {host.name for host in placed}
+    return tuple(host for host in hosts if host.name not in taken)
 
 
 def _plan(
-    hosts: tuple[Host, ...], threads: int, remote_shell: str | None, here: str | None
+    hosts: tuple[Host, ...],
+    threads: int,
+    remote_shell: str | None,
+    here: str | None,
+    spare: tuple[Host, ...],
 ) -> RankPlan:
     ranks = sum(host.slots or 1 for host in hosts)
     leads_here = is_here(hosts[0].name, here)
-    if len(hosts) == 1 and leads_here:
+    if len(hosts) == 1 and leads_here and not spare:
         return RankPlan(ranks, threads, Placement())
-    return RankPlan(ranks, threads, Placement(hosts, remote_shell, leads_here))
+    return RankPlan(ranks, threads, Placement(hosts, remote_shell, leads_here, spare))
 
 
 def _is_on_path(program: str) -> bool:

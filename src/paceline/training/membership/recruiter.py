@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import sys
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from paceline.cluster.hosts import parse_hosts
 from paceline.comm import World
 from paceline.config.stopping import ElasticConfig
-from paceline.errors import PacelineError, WorldError
-from paceline.runtime.job_dir import ELASTIC, JOINS
+from paceline.errors import PacelineError
+from paceline.runtime.job_dir import HOSTS
 from paceline.training.membership.requests import Answer, Desk, Request
+from paceline.training.membership.starting import Starter
 from paceline.training.resume.carried import Change
 
 if TYPE_CHECKING:
@@ -32,8 +33,7 @@ _log = logging.getLogger("paceline.training")
 _LOOK_EVERY_S = 0.1
 _STARTING_S = 600.0
 """How long a newcomer may take to get ready."""
-_INTERFACES = "OMPI_MCA_btl_tcp_if_include"
-"""Open MPI's variable: where its ranks listen."""
+_OTHERS = "name another host, or none"
 _MOST_FAILURES = 3
 """Replacements in a row that may end before they are ready."""
 
@@ -64,11 +64,12 @@ class Recruiter:
         self._limits, self._desk = limits, Desk(run_dir, goes_on)
         self._size = 0
         self._nodes: list[str] = []
+        self._hosts = parse_hosts(os.environ[HOSTS]) if os.environ.get(HOSTS) else ()
         self._orders: list[_Order] = []
         self._failures = 0
         self._guard = threading.Lock()
         self._is_over = threading.Event()
-        self._folder = Path.cwd()
+        self._starter = Starter(run_dir)
         self._thread = threading.Thread(target=self._work, name="paceline-recruiter", daemon=True)
 
     def begin_generation(self, world: World, nodes: Sequence[str], change: Change | None) -> None:
@@ -85,6 +86,9 @@ class Recruiter:
                     self._conclude(order, range(joined, last) if last <= world.size else range(0))
                     joined = last
             self.wants_change = False
+            if change is not None:
+                gone = {*self._desk.deserted, *change.nodes}
+                self._desk.deserted = sorted(gone - set(self._nodes))
             self._replace(change)
         if not self._thread.is_alive() and not self._is_over.is_set():
             self._thread.start()
@@ -131,6 +135,10 @@ class Recruiter:
 
     def _take(self, key: str, request: Request) -> None:
         """Accept a request, or say why not."""
+        if request.kind == "scale" and request.count == self._expected():
+            text = f"{_count(request.count)}, as you want"
+            self._desk.answer(key, Answer(text, is_final=True))
+            return
         order, problem = self._plan(key, request)
         if problem is not None:
             self._desk.answer(key, Answer(problem, is_final=True, is_refused=True))
@@ -143,8 +151,6 @@ class Recruiter:
     def _plan(self, key: str, request: Request) -> tuple[_Order, str | None]:
         if request.kind == "scale":
             more = request.count - self._expected()
-            if more == 0:
-                return _Order(key), f"there are {request.count} ranks already"
             last = range(self._size + more, self._size) if more < 0 else range(0)
             kind = "join" if more > 0 else "leave"
             return self._plan(key, Request(kind, more, request.hosts, tuple(last)))
@@ -156,8 +162,22 @@ class Recruiter:
         return _Order(key, leaving=leaving), self._why_not_leave(leaving)
 
     def _places(self, request: Request) -> list[str | None]:
-        places: list[str | None] = list(request.hosts)
-        return places or [None] * request.count
+        return list(request.hosts) or self._choose_hosts(request.count)
+
+    def _choose_hosts(self, count: int) -> list[str | None]:
+        """The hosts with the fewest ranks for their slots; None: there is only one."""
+        deserted = {_shorten(name) for name in self._desk.deserted}
+        hosts = [host for host in self._hosts if _shorten(host.name) not in deserted]
+        if len(self._hosts) < 2:
+            return [None] * count
+        coming = [place for order in self._orders for place in order.hosts]
+        ranks = Counter(_shorten(name) for name in [*self._nodes, *coming] if name is not None)
+        chosen: list[str | None] = []
+        for _ in range(count):
+            host = min(hosts, key=lambda host: (ranks[_shorten(host.name)] + 1) / (host.slots or 1))
+            ranks[_shorten(host.name)] += 1
+            chosen.append(host.name)
+        return chosen
 
     def _expected(self) -> int:
         """How many ranks there will be."""
@@ -167,12 +187,17 @@ class Recruiter:
         most = self._limits.max
         if most is not None and self._expected() + len(places) > most:
             return f"{self._expected()} ranks and {len(places)} more are over elastic.max, {most}"
-        elsewhere = {place for place in places if place is not None} - set(self._nodes)
-        if elsewhere and os.environ.get(_INTERFACES) == "lo":
+        known = list(dict.fromkeys([*(host.name for host in self._hosts), *self._nodes]))
+        elsewhere = [place for place in places if place is not None and place not in known]
+        if elsewhere:  # Open MPI 5.0.11 can be asked to take in others, but its daemons crash
             return (
-                "the run was started on one machine without naming hosts, so that its ranks listen "
-                f"to nobody; start it with --hosts {self._nodes[0]}:{self._size} for other hosts"
+                f"{elsewhere[0]} is not one of the job's hosts ({', '.join(known)}), and MPI takes "
+                "in no others while it runs; name it when you start the job: --hosts with all "
+                "hosts, and -n with the ranks to begin with"
             )
+        left = [place for place in places if place in self._desk.deserted]
+        if left:
+            return f"all ranks have left {left[0]}, and MPI starts nothing there again; {_OTHERS}"
         return None
 
     def _why_not_leave(self, leaving: Sequence[int]) -> str | None:
@@ -197,30 +222,21 @@ class Recruiter:
         if change is not None and len(set(self._nodes)) > 1:
             gone = zip(change.ranks, change.nodes, strict=True)
             lost = [node for rank, node in gone if rank not in change.asked]
-            places = [node for node in lost if node in self._nodes]
+            places += [node for node in lost if node in self._nodes][:missing]
         if missing > 0:
-            self._orders.append(_Order(None, [*places, *[None] * missing][:missing]))
+            places += self._choose_hosts(missing - len(places))
+            self._orders.append(_Order(None, places))
 
     def _start_next(self, order: _Order) -> None:
         """Start what is missing; MPI takes about a second for each."""
         while len(order.newcomers) < len(order.hosts) and not self._is_over.is_set():
             place = order.hosts[len(order.newcomers)]
             try:
-                order.newcomers.append(self._start(place))
+                order.newcomers.append(self._starter.start(place))
             except PacelineError as error:
                 with self._guard:
                     self._give_up(order, str(error))
                 return
-
-    def _start(self, place: str | None) -> Newcomer:
-        from paceline.comm.joining import Newcomer
-
-        env = shutil.which("env")
-        if env is None:
-            raise WorldError("the program env is not there")
-        variables = [f"{ELASTIC}={JOINS}", "PACELINE_RANKS=1"]
-        command = [env, *variables, sys.executable, *sys.orig_argv[1:]]
-        return Newcomer(command, self._folder, place)
 
     def _check(self, order: _Order) -> None:
         """Give up what cannot come about."""
@@ -266,6 +282,10 @@ class Recruiter:
     def _answer(self, order: _Order, text: str, final: bool = False, refused: bool = False) -> None:
         if order.key is not None:
             self._desk.answer(order.key, Answer(text, final or refused, refused))
+
+
+def _shorten(host: str) -> str:
+    return host.partition(".")[0]
 
 
 def _name(ranks: Sequence[int]) -> str:

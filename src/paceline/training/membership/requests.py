@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +21,8 @@ from paceline.errors import ConfigError
 FOLDER = "membership"
 """In the run directory, while an elastic run is under way."""
 KINDS = ("join", "leave", "scale")
-_TOKEN, _TARGET, _REQUEST, _ANSWER = "token", "target", ".request", ".answer"
+_TOKEN, _TARGET, _DESERTED = "token", "target", "deserted"
+_REQUEST, _ANSWER = ".request", ".answer"
 _LONGEST = 100_000
 """Characters of a request."""
 
@@ -87,14 +89,30 @@ class Desk:
     @property
     def target(self) -> int | None:
         """How many ranks there are to be; whoever leads the job knows it from the last one."""
-        with suppress(OSError, ValueError), opened_folder(self._folder) as folder:
-            return int(read_text(_TARGET, folder))
-        return None
+        text = self._recall(_TARGET)
+        return int(text) if text else None
 
     @target.setter
     def target(self, ranks: int) -> None:
+        self._remember(_TARGET, str(ranks))
+
+    @property
+    def deserted(self) -> list[str]:
+        """Hosts that all ranks have left; the same."""
+        return self._recall(_DESERTED).split()
+
+    @deserted.setter
+    def deserted(self, hosts: Iterable[str]) -> None:
+        self._remember(_DESERTED, "\n".join(hosts))
+
+    def _recall(self, name: str) -> str:
         with suppress(OSError), opened_folder(self._folder) as folder:
-            write_text(_TARGET, str(ranks), folder)
+            return read_text(name, folder)
+        return ""
+
+    def _remember(self, name: str, text: str) -> None:
+        with suppress(OSError), opened_folder(self._folder) as folder:
+            write_text(name, text, folder)
 
     def answer(self, key: str, answer: Answer) -> None:
         """Say how far it is; the request is done with a final answer."""
