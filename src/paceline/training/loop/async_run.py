@@ -46,6 +46,11 @@ class EpochCount:
         self._samples = self._loss = self._without_loss = 0.0
         self._since = perf_counter()
 
+    @property
+    def recorded(self) -> int:
+        """How many epochs."""
+        return self._recorded
+
     def snapshot(self) -> dict[str, float]:
         """What has been recorded so far."""
         since = perf_counter() - self._since
@@ -118,7 +123,7 @@ class AsyncRun(TrainingRun):
         exchange.on_save(self._keep_server)
         self.begin()
         if leads:
-            self.begin_epoch(self.clock.epoch + 1)
+            self.begin_epoch(min(self.count.recorded + 1, self.config.epochs))
         hooks = self.step_hooks(perf_counter())
         self.worker.train_asynchronously(*hooks, self._lead if leads else lambda: None)
         load_common_weights(self.replica, exchange)
