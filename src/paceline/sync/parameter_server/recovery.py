@@ -255,11 +255,7 @@ class _Recovery:
         """This rank's, which is under way."""
         talk, codecs = self._link.under_way, self._link.codecs[at]
         assert talk is not None
-        assert talk.port is not None
-        if talk.is_filled:
-            codecs.push.recall(talk.packets.requests[at].payload[: codecs.nbytes], out)
-        else:
-            talk.port.write_push(self._link.pieces[at], talk.terms, out)
+        codecs.push.recall(talk.packets.requests[at].payload[: codecs.nbytes], out)
 
     def _has_arrived(self, ledger: FullLedger, worker: int) -> bool:
         """Whether the last push of a lost worker counts: some piece has seen it."""

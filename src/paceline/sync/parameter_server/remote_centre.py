@@ -200,6 +200,11 @@ class RemoteCentre:
         """From the servers that are left, or copies of what the others had."""
         if self.server is not None:
             self.server.settle()
+        talk = self.under_way
+        if talk is not None and talk.port is not None and not talk.is_filled:
+            talk.is_filled = True  # once: a push takes what it brings from the worker's state
+            for at in range(len(self.pieces)):
+                self._fill(at, EXCHANGE, talk.report, talk.terms, talk.port, talk.packets)
         return recover_centre(self, left, unreported)
 
     def copy_of_ledger(self) -> Vector | None:
