@@ -144,11 +144,19 @@ class AsyncRun(TrainingRun):
     def settle(self, left: World) -> None:
         """If the leading rank was lost, the first that is left leads, with what is on disk."""
         super().settle(left)
+        self._stand_with_workers(left)
         lost = 0 not in left.allgather_values(self.world.rank)
         path = self.state.outputs.run_dir / "history.jsonl"
         if lost and left.rank == 0 and not self.history and path.exists():
             self.history[:] = History.load(path)
             self.count.recall(self.history)
+
+    def _stand_with_workers(self, left: World) -> None:
+        """A rank that has served may train now, or lead."""
+        steps = left.allgather_values(self.clock.step)
+        if not self.exchange.trains:
+            self.clock.step = max(steps)
+            self.clock.place(int(self._exchange.ledger_reply.samples))
 
     def snapshot(self) -> Tree:
         return {"reason": self.reason, "count": self.count.snapshot()}

@@ -155,7 +155,6 @@ class Worker:
             if step is not None:
                 self.clock.locate(int(exchange.ledger_reply.samples + exchange.estimated_samples))
                 self._after_step(step.loss, 0)
-            self._stand_with(left, exchange)
         elif settled.counts and step is not None:
             samples = self._count_step(step.batch, step.more, step.loss, settled.outcome)
             self._after_step(step.loss, samples)
@@ -163,13 +162,6 @@ class Worker:
         elif self._buffers_before is not None:
             self.replica.buffers()[:] = self._buffers_before
             self.replica.accept_buffers()
-
-    def _stand_with(self, left: World, exchange: AsynchronousExchange) -> None:
-        """A rank that has served may train now, or lead: it stands where the workers do."""
-        steps = left.allgather_values(self.clock.step)
-        if not exchange.trains:
-            self.clock.step = max(steps)
-            self.clock.place(int(exchange.ledger_reply.samples))
 
     def _count_step(
         self,
