@@ -177,12 +177,12 @@ MOMENTUM = {"name": "momentum", "lr": 0.3, "momentum": 0.3}
 def test_what_lost_servers_held_is_restored(elastic, rule, where, faults, said):
     """Servers and those who work are lost, the keeper of the ledger among them: in the middle of
     exchanges, and between them."""
-    settings = {"epochs": 20, "optimizer": {"name": "sgd", "lr": 0.003}, "progress": "plain"}
+    settings = {"epochs": 8, "optimizer": {"name": "sgd", "lr": 0.003}, "progress": "plain"}
     faults = [f"sigkill:{fault}" for fault in faults]
     found = elastic(4, faults=faults, rule=rule, **where, **settings)
     assert found["left"] < 4
     assert said in found["stderr"] + found["stdout"]
-    assert found["samples"] == [SAMPLES] * 20
+    assert found["samples"] == [SAMPLES] * 8
     assert found["losses"][-1] < found["losses"][0]
 
 
