@@ -136,14 +136,14 @@ MOMENTUM = {"name": "momentum", "lr": 0.3, "momentum": 0.3}
         pytest.param(
             EASGD,
             {"exchange": {"servers": 1}},
-            ["rank=3,step=30,at=serving", "rank=1,step=30"],
+            ["rank=3,step=10,at=serving", "rank=1,step=30"],
             "the centre is restored from rank",
             id="server-then-worker",
         ),
         pytest.param(
             {**DOWNPOUR, "server_optimizer": MOMENTUM},
             {"exchange": {"servers": 2}},
-            ["rank=3,step=40,at=serving", "rank=0,step=12,at=pushing"],
+            ["rank=3,step=10,at=serving", "rank=0,step=14,at=pushing"],
             "its optimizer begins anew",
             id="one-of-two-servers-then-leader",
             marks=SLOW,
@@ -151,7 +151,7 @@ MOMENTUM = {"name": "momentum", "lr": 0.3, "momentum": 0.3}
         pytest.param(
             EASGD,
             {"ranks_per_node": 2},
-            ["rank=0,step=20", "rank=1,step=60,at=serving"],
+            ["rank=1,step=10,at=serving", "rank=0,step=24"],
             "piece 1 of 2 of the centre is restored",
             id="a-node",
             marks=SLOW,
@@ -160,7 +160,7 @@ MOMENTUM = {"name": "momentum", "lr": 0.3, "momentum": 0.3}
             DOWNPOUR,
             {"ranks_per_node": 1},
             ["rank=0,step=12,at=pushing", "rank=2,step=12"],
-            "piece 1 of 4 of the centre is restored",
+            "of the centre is restored from rank",
             id="hosted-by-workers",
             marks=SLOW,
         ),
@@ -176,7 +176,7 @@ MOMENTUM = {"name": "momentum", "lr": 0.3, "momentum": 0.3}
 )
 def test_what_lost_servers_held_is_restored(elastic, rule, where, faults, said):
     """Servers and those who work are lost, the keeper of the ledger among them: in the middle of
-    exchanges, and between them."""
+    exchanges, and between them. A server has had its tenth request before a worker is so far."""
     settings = {"epochs": 8, "optimizer": {"name": "sgd", "lr": 0.003}, "progress": "plain"}
     faults = [f"sigkill:{fault}" for fault in faults]
     found = elastic(4, faults=faults, rule=rule, **where, **settings)
