@@ -8,11 +8,13 @@ import pytest
 from paceline.comm import SoloWorld, run_world
 from paceline.errors import TrainingError
 from paceline.rules import make_rule
+from paceline.sync.parameter_server.full_ledger import for_workers
 from paceline.sync.parameter_server.holdings import Held, Holdings
 from paceline.sync.parameter_server.lasting_ledger import LastingLedger
 from paceline.sync.parameter_server.ledger import WorkerReport
 from paceline.sync.parameter_server.make import most_held
 from paceline.sync.parameter_server.spec import CentreSpec
+from paceline.sync.saved import SavedCentre
 
 
 def make_ledger(world, rule="downpour", **more):
@@ -102,3 +104,25 @@ def test_more_than_there_is_room_for_is_an_error():
     holdings.grant(0, 0, 1)
     with pytest.raises(TrainingError, match="omit --elastic"):
         holdings.grant(0, 5, 6)
+
+
+def test_a_worker_that_serves_now_has_its_rest_done_by_others():
+    held = (Held(10.0, 1.0, 0.0, 1, (4, 5)), Held(20.0, 2.0, 0.0, 2, (6, 7)), Held())
+    counts = {"samples": 50.0, "loss": 5.0, "without_loss": 0.0, "updates": 3.0, "granted": 9.0}
+    found = for_workers(SavedCentre(np.zeros(1), {}, counts, (8,), held), workers=(0, 2, 3))
+    assert found.again == (6, 7, 8)
+    assert (found.ledger["samples"], found.ledger["loss"]) == (30.0, 3.0)
+    assert found.held == (held[0], Held(), Held())  # the last is a newcomer
+    assert counts["samples"] == 50.0
+
+
+def test_batches_of_a_push_that_did_not_arrive_are_granted_again():
+    ledger, report = make_ledger(SoloWorld())
+    report(0, wanted=3)
+    report(0, samples=10.0, loss=1.0, batches=1)
+    report(0, samples=10.0, loss=1.0, batches=1, push=True)
+    assert carry(ledger, [0], {}).again == (2,)
+    lost = carry(ledger, [0], {}, arrived=False)
+    assert (lost.again, lost.ledger["samples"]) == ((0, 1, 2), 0.0)
+    report(0)  # who reports again has pushed
+    assert carry(ledger, [0], {}, arrived=False).again == (2,)
