@@ -39,6 +39,11 @@ RULES = {
     "diloco": (["--rule", "diloco", "--set", "rule.every=7"], True),
     "easgd": (["--rule", "easgd", "--set", "rule.every=4"], False),
     "downpour": (["--rule", "downpour"], False),
+    "easgd-server": (
+        ["--rule", "easgd", "--set", "rule.every=4", "--set", "exchange.servers=1"],
+        False,
+    ),
+    "downpour-server": (["--rule", "downpour", "--set", "exchange.servers=1"], False),
     "gossip": (["--rule", "gossip"], False),
 }
 """Their settings, and whether they repeat bit for bit."""

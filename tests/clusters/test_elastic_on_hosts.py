@@ -15,7 +15,7 @@ RANK = re.compile(r"-m paceline train ")
 HOSTS = ("--hosts", "host1:2,host2:2,host3:1")
 
 
-@pytest.mark.parametrize("rule", ["bsp", "average"])
+@pytest.mark.parametrize("rule", ["bsp", "average", "easgd"])
 def test_ranks_of_other_hosts_are_lost(ssh_hosts: Cluster, rule: str) -> None:
     """One of two on its host, and one that was alone."""
     place = ssh_hosts.new_folder(f"elastic-{rule}")

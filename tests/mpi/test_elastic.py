@@ -27,7 +27,7 @@ def elastic(paceline, tmp_path):
         if elastic and code == 0 and settings.get("resume") is None:
             checked = paceline("events", "check", given["run_dir"])
             assert checked.returncode == 0, checked.stdout
-        return {**found, "stderr": done.stderr}
+        return {**found, "stdout": done.stdout, "stderr": done.stderr}
 
     return run
 
@@ -123,6 +123,66 @@ def test_workers_that_do_not_wait_for_each_other(elastic, rule):
     found = elastic(4, faults=faults, rule=rule, epochs=12, optimizer={"name": "sgd", "lr": 0.01})
     assert found["left"] == 1
     assert found["samples"] == [SAMPLES] * 12
+    assert found["losses"][-1] < found["losses"][0]
+
+
+EASGD, DOWNPOUR = {"name": "easgd", "every": 2}, {"name": "downpour"}
+MOMENTUM = {"name": "momentum", "lr": 0.3, "momentum": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("rule", "where", "faults", "said"),
+    [
+        pytest.param(
+            EASGD,
+            {"exchange": {"servers": 1}},
+            ["rank=3,step=10,at=serving", "rank=1,step=30"],
+            "the centre is restored from rank",
+            id="server-then-worker",
+        ),
+        pytest.param(
+            {**DOWNPOUR, "server_optimizer": MOMENTUM},
+            {"exchange": {"servers": 2}},
+            ["rank=3,step=10,at=serving", "rank=0,step=14,at=pushing"],
+            "its optimizer begins anew",
+            id="one-of-two-servers-then-leader",
+            marks=SLOW,
+        ),
+        pytest.param(
+            EASGD,
+            {"ranks_per_node": 2},
+            ["rank=1,step=10,at=serving", "rank=0,step=24"],
+            "piece 1 of 2 of the centre is restored",
+            id="a-node",
+            marks=SLOW,
+        ),
+        pytest.param(
+            DOWNPOUR,
+            {"ranks_per_node": 1},
+            ["rank=0,step=12,at=pushing", "rank=2,step=12"],
+            "of the centre is restored from rank",
+            id="hosted-by-workers",
+            marks=SLOW,
+        ),
+        pytest.param(
+            {"name": "gossip", "probability": 0.5},
+            {"ranks_per_node": 2},
+            ["rank=0,step=15", "rank=3,step=40"],
+            "",
+            id="gossip-on-nodes",
+            marks=SLOW,
+        ),
+    ],
+)
+def test_what_lost_servers_held_is_restored(elastic, rule, where, faults, said):
+    """Servers and those who work are lost, the keeper of the ledger among them: in the middle of
+    exchanges, and between them. A server has had its tenth request before a worker is so far."""
+    settings = {"epochs": 8, "optimizer": {"name": "sgd", "lr": 0.003}, "progress": "plain"}
+    faults = [f"sigkill:{fault}" for fault in faults]
+    found = elastic(4, faults=faults, rule=rule, **where, **settings)
+    assert found["left"] < 4
+    assert said in found["stderr"] + found["stdout"]
+    assert found["samples"] == [SAMPLES] * 8
     assert found["losses"][-1] < found["losses"][0]
 
 

@@ -186,6 +186,13 @@ class CentreRule(Rule):
         are kept. The reply is left as it is.
         """
 
+    def recall_centre(self, push: Vector, reply: Vector, terms: PushTerms) -> Vector:
+        """The centre as it was after an exchange of this push for this reply: what to go on from if
+        the centre is lost. Where the push is not the replica itself, override it."""
+        if self.reply_kind == "centre":
+            return reply
+        return push - self.distance(reply, push, terms) + reply
+
     def exchange_in_place(
         self, replica: Vector, centre: Vector, terms: PushTerms, out: Vector
     ) -> bool:

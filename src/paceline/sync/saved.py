@@ -32,7 +32,9 @@ class SavedCentre:
     again: tuple[int, ...] = field(default=())
     """Batches that were granted and not trained on."""
     held: tuple[Held, ...] = field(default=())
-    """What each worker has trained on and not given to the centre, if the workers go on."""
+    """What each rank has trained on and not given to the centre, if the ranks go on."""
+    note: str = ""
+    """For the user: what had to be restored from a copy."""
 
     def piece_of_state(self, piece: Span, fresh: State) -> State:
         """The state for a piece of the centre, in the arrays of a fresh one."""

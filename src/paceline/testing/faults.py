@@ -11,7 +11,9 @@ from paceline.config.messages import show
 from paceline.errors import ConfigError
 
 KINDS = ("exception", "sigkill", "sigstop", "exit", "nan", "disk-full", "delay", "drop")
-MOMENTS = ("after", "before", "moving", "validation", "saving", "recovery", "end")
+MOMENTS = (
+    "after", "before", "moving", "pushing", "serving", "validation", "saving", "recovery", "end"
+)  # fmt: skip
 _FORM = (
     f"expected KIND:rank=R,step=S with a kind of {', '.join(KINDS)}; "
     f"delay also takes seconds=S and steps=N, exit code=C, sigkill at={'|'.join(MOMENTS)}"
@@ -39,8 +41,9 @@ class Fault:
     """In how many steps a delay occurs, one after the other."""
     at: str = "after"
     """When a sigkill strikes: before or after the step, while the ranks of a node move their common
-    parameters (moving), in the first validation or checkpoint since that step, in a recovery, or at
-    the end of the run."""
+    parameters (moving), when this rank has sent its second message since then (pushing), as it
+    serves its so many-th request, with the answer not sent (serving), in the first validation or
+    checkpoint since that step, in a recovery, or at the end of the run."""
 
     def __post_init__(self) -> None:
         wrong = list(self._wrong())

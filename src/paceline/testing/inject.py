@@ -47,7 +47,8 @@ class Inject(Callback):
       and barriers are MPI's, or in the node's memory), the rank falls silent after the step
       instead, as if its messages were lost.
 
-    Steps are those of the rank itself, so only ranks that train have faults. A run that resumes
+    Steps are those of the rank itself, so only ranks that train have faults; with `at=serving` a
+    step is a request that a rank serves as it holds a piece of a centre. A run that resumes
     from a checkpoint before the step has the fault again. In an elastic run a rank keeps its
     number here, whoever is lost.
     """
@@ -58,7 +59,10 @@ class Inject(Callback):
         self._ranks: dict[int, int] = {}
 
     def on_train_begin(self, trainer: Trainer) -> None:
-        self._ranks[id(trainer)] = trainer.world.rank
+        self._ranks[id(trainer)] = rank = trainer.world.rank
+        for fault in self._faults:
+            if fault.rank == rank and fault.at == "serving":
+                _strike_serving(fault, trainer)
 
     def on_batch_begin(self, trainer: Trainer, step: int) -> None:
         for fault in self._due(trainer, step, ("nan", "delay", "drop")):
@@ -71,7 +75,7 @@ class Inject(Callback):
             else:
                 self._trap = _Trap(trainer.world)
         for fault in self._due(trainer, step, ("sigkill",)):
-            if fault.at != "after":
+            if fault.at not in ("after", "serving"):
                 _log.warning("injecting %s", fault)
                 _strike_at(fault, trainer)
 
@@ -113,18 +117,32 @@ def _strike_at(fault: Fault, trainer: Trainer) -> None:
         "saving": (run.saver, "add"),
         "recovery": (run, "settle"),
         "end": (run, "end"),
+        "pushing": (run.world, "isend"),
     }
     place, name = places.get(fault.at, (None, ""))
     if place is None:
         _strike(fault)
         return
+    _strike_in(place, name, fault, after=2 if fault.at in ("moving", "pushing") else 0)
+
+
+def _strike_serving(fault: Fault, trainer: Trainer) -> None:
+    """Strike when this rank has done what its so many-th request asks, and has not answered."""
+    run: Any = trainer._training_run
+    server = getattr(getattr(run.exchange, "_centre", None), "server", None)
+    if server is not None:
+        _strike_in(server, "_take_in", fault, after=fault.step)
+
+
+def _strike_in(place: Any, name: str, fault: Fault, after: int) -> None:
+    """Strike after so many calls of a method; 0: before the next."""
     plain, calls = getattr(place, name), itertools.count(1)
 
     def struck(*arguments: object) -> object:
-        if fault.at != "moving":
+        if not after:
             _strike(fault)
         found = plain(*arguments)
-        if next(calls) == 2:
+        if next(calls) == after:
             _strike(fault)
         return found
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import sys
 from itertools import groupby
 
@@ -10,6 +11,7 @@ from support import tiny_problem
 from torch import nn
 
 import paceline
+from paceline.comm import elastic
 from paceline.errors import Interrupted
 from paceline.frameworks.torch import slice_optimizer
 from paceline.testing import Fault, Inject
@@ -48,13 +50,18 @@ def build():
 
 def main():
     given = json.loads(sys.argv[1])
+    per_node = given.pop("ranks_per_node", 0)
+    if per_node:
+        node = int(os.environ["OMPI_COMM_WORLD_RANK"]) // per_node
+        elastic._identify_node = lambda name: node
     given["elastic"] = {"min": given.pop("min_ranks", 1)}
     faults = [Fault.parse(text) for text in given.pop("faults", [])]
     watch = Watch(given.pop("stop_after", 0))
     given.setdefault("optimizer", {"name": "adam", "lr": 0.01})
+    given.setdefault("progress", "off")
     trainer = paceline.Trainer(
         build, *tiny_problem.make_data(), loss="mse",
-        data={"batch_size": 5}, progress="off", callbacks=[watch, Inject(*faults)], **given,
+        data={"batch_size": 5}, callbacks=[watch, Inject(*faults)], **given,
     )  # fmt: skip
     try:
         result = trainer.fit()

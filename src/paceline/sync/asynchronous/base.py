@@ -123,8 +123,11 @@ class AsynchronousExchange(Exchange):
     def settle(self, left: World) -> Settled:
         """Every worker goes on as it is; batches of those that are lost are granted again."""
         self._come_to_rest()
-        found = left.allgather_values((self._world.rank, self.grants.numbers()))
-        self.carried = self._centre.carry_over(left, dict(found))
+        self.carried = self._centre.carry_over(left, self._batches)
+        counts = self.carried.ledger
+        self.ledger_reply = self.ledger_reply._replace(
+            samples=counts["samples"], loss=counts["loss"], without_loss=counts["without_loss"]
+        )
         return Settled(counts=True)
 
     def _come_to_rest(self) -> None:
@@ -190,7 +193,7 @@ class AsynchronousExchange(Exchange):
     def restore(self, saved: Tree, same_ranks: bool) -> None:
         """The centre is restored already; on other ranks than then workers begin at it."""
         self._steps_taken = saved["steps"]
-        if not same_ranks:
+        if not same_ranks or not self.trains:
             return
         self._samples, self._loss = saved["samples"], saved["loss"]
         self._without_loss, self._batches = saved["without_loss"], saved["batches"]

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 
 from paceline.comm import World
 from paceline.core.trees import Tree
 from paceline.core.vectors import Vector, copy_vectors, fill_vectors
+from paceline.errors import RanksLost
 from paceline.frameworks.replica import RoundsWeights, VectorModel
 from paceline.observe import Stopwatch
 from paceline.rules import CentreRule, PushTerms
 from paceline.sync.asynchronous.base import AsynchronousExchange
+from paceline.sync.interface import Settled
 from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
 from paceline.sync.parameter_server.make import open_centre
 from paceline.sync.parameter_server.worker_port import BufferedPort, DistanceProbe, InPlacePort
-from paceline.sync.replicas import check_finite_weights
+from paceline.sync.replicas import check_finite_weights, copy_buffers
 from paceline.sync.settings import ExchangeContext
 
 
@@ -108,14 +111,29 @@ class CentreExchange(AsynchronousExchange):
 
     def restore(self, saved: Tree, same_ranks: bool) -> None:
         super().restore(saved, same_ranks)
-        if same_ranks:
+        if same_ranks and self.trains:
             self._steps_since_push = saved["since_push"]
             fill_vectors(self._state, saved["state"])
         else:
             fill_vectors(self._state, self._rule.init_worker(self._model.parameters()))
 
+    def settle(self, left: World) -> Settled:
+        """A rank that serves may have to train now: it begins at the centre."""
+        settled = super().settle(left)
+        assert self.carried is not None
+        teachers = [at for at, trains in enumerate(left.allgather_values(self.trains)) if trains]
+        if teachers:
+            copy_buffers(left, self._model, teachers[0], behind=not self.trains)
+        if not self.trains:
+            weights = self._model.parameters()
+            weights[:] = self.carried.centre
+            self._model.accept_parameters()
+            self._state = self._rule.init_worker(weights)
+        return settled
+
     def _come_to_rest(self) -> None:
-        self._take_back()
+        with suppress(RanksLost):  # one that was under way is finished without this worker
+            self._take_back()
 
     def _conclude(self) -> Vector:
         final = self._copy_of_weights()

@@ -25,6 +25,9 @@ class VectorCodec(Protocol):
     def decode(self, data: Vector, out: Vector) -> None:
         """Write the vector that the bytes stand for."""
 
+    def recall(self, data: Vector, out: Vector) -> None:
+        """Write what the last bytes stood for, at either end."""
+
 
 class IdentityCodec:
     """The vector as it is."""
@@ -34,6 +37,9 @@ class IdentityCodec:
 
     def decode(self, data: Vector, out: Vector) -> None:
         out[:] = data.view(out.dtype)
+
+    def recall(self, data: Vector, out: Vector) -> None:
+        self.decode(data, out)
 
 
 class DeltaCodec:
@@ -54,6 +60,25 @@ class DeltaCodec:
         self._got += self._part
         out[:] = self._got
 
+    def recall(self, data: Vector, out: Vector) -> None:
+        out[:] = self._got
+
+
+class PlainCodec:
+    """Each vector for itself: the receiver takes what rounding leaves of it."""
+
+    def __init__(self, codec: Codec) -> None:
+        self._codec = codec
+
+    def encode(self, vector: Vector, out: Vector) -> None:
+        self._codec.encode(vector, out)
+
+    def decode(self, data: Vector, out: Vector) -> None:
+        self._codec.decode(data, out)
+
+    def recall(self, data: Vector, out: Vector) -> None:
+        self._codec.decode(data, out)
+
 
 class FeedbackCodec:
     """Updates; the sender's rounding error goes with its next one."""
@@ -69,6 +94,9 @@ class FeedbackCodec:
     def decode(self, data: Vector, out: Vector) -> None:
         self._codec.decode(data, out)
 
+    def recall(self, data: Vector, out: Vector) -> None:
+        self._codec.decode(data, out)
+
 
 class CodecPair:
     """The two directions between a worker and a server; `with_centre`: what replies hold."""
@@ -81,6 +109,6 @@ class CodecPair:
         if codec is None:
             self.push = self.pull = IdentityCodec()
         elif not with_centre:
-            self.push, self.pull = DeltaCodec(codec, start), codec
+            self.push, self.pull = DeltaCodec(codec, start), PlainCodec(codec)
         else:
             self.push, self.pull = FeedbackCodec(codec, start), DeltaCodec(codec, start)

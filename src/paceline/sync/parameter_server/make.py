@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -13,6 +12,7 @@ from paceline.core.chunks import split_evenly
 from paceline.core.vectors import Vector
 from paceline.errors import ConfigError, WorldError
 from paceline.rules import CentreRule, PushTerms, State
+from paceline.sync.parameter_server.full_ledger import for_workers
 from paceline.sync.parameter_server.ledger import LedgerReply, WorkerReport
 from paceline.sync.parameter_server.node_centre import NodeCentre
 from paceline.sync.parameter_server.remote_centre import RemoteCentre
@@ -51,9 +51,9 @@ class LedgerLink(Protocol):
     def sign_off(self, quit: bool = False) -> None:
         """This worker will not ask again; with `quit`, since the run is to be resumed later."""
 
-    def carry_over(self, left: World, in_hand: Mapping[int, Sequence[int]]) -> SavedCentre:
-        """Ranks were lost: the centre for those that are left, who all come here, with the batches
-        that each has in hand and has not trained on."""
+    def carry_over(self, left: World, unreported: int) -> SavedCentre:
+        """Ranks were lost: the centre for those that are left, who all come here, each with the
+        number of batches that it has trained on and not reported."""
 
     def abandon(self) -> None:
         """This rank has failed: serve nobody any more."""
@@ -96,8 +96,10 @@ def _open(
     context: ExchangeContext,
 ) -> tuple[Centre, Roles]:
     roles = assign_roles(world, servers)
-    most = most_held(rule, context.most_in_hand)
-    spec = CentreSpec(rule, wire, context.exchange_id, context.batches, context.saved, most)
+    most, saved = most_held(rule, context.most_in_hand), context.saved
+    if saved is not None:
+        saved = for_workers(saved, roles.workers)
+    spec = CentreSpec(rule, wire, context.exchange_id, context.batches, saved, most)
     if not roles.holders:
         try:
             _check_wire(wire, world)

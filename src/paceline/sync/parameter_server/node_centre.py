@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 import numpy as np
@@ -53,7 +53,7 @@ class NodeCentre:
         """Whether an exchange may be done in one go, as far as is known."""
         self.bytes_sent = 0
         self._keep: Keep | None = None
-        self._lasting = LastingLedger(world, spec, numbers) if world.elastic else None
+        self._lasting = LastingLedger(world, spec) if world.elastic else None
         self._journal: PushJournal | None = None
         if world.elastic:
             self._journal = PushJournal(world, self._centre, self._pieces, self._states)
@@ -65,7 +65,7 @@ class NodeCentre:
             self._world.raise_if_failed()
         with self._memory.hold(_LEDGER_LOCK):
             if self._lasting is not None:
-                return self._lasting.enter(self._worker, report, self._spec)
+                return self._lasting.enter(self._worker, report)
             return self._ledger.enter(self._worker, report, self._spec.staleness_weight)
 
     def push_pull(self, report: WorkerReport, terms: PushTerms, port: WorkerPort) -> LedgerReply:
@@ -73,7 +73,7 @@ class NodeCentre:
         if self._journal is not None and self._lasting is not None and report.push:
             for piece in self._pieces:
                 port.write_push(piece, terms, self._journal.pushes[self._worker][piece])
-            number = self._lasting.holdings.pushes(self._worker)[0] + 1
+            number = self._lasting.now.holdings.pushes(self._worker)[0] + 1
             self._journal.begin(self._worker, number, terms)
         reply = self.report(report)
         terms = terms._replace(scale=reply.scale)
@@ -120,24 +120,26 @@ class NodeCentre:
             self._spec.rule.absorb(self._absorbed, self._centre[piece], self._states[index], terms)
         journal.done(worker, done, index)
 
-    def carry_over(self, left: World, in_hand: Mapping[int, Sequence[int]]) -> SavedCentre:
+    def carry_over(self, left: World, unreported: int) -> SavedCentre:
         """One finishes the pushes of those that are lost; then all read the same memory."""
         lasting, journal = self._lasting, self._journal
         assert lasting is not None, "the world is elastic"
         assert journal is not None
-        lost = [rank for rank in range(self._world.size) if rank not in in_hand]
+        found = left.allgather_values((self._world.rank, unreported))
+        here = {rank for rank, _ in found}
+        lost = [rank for rank in range(self._world.size) if rank not in here]
         if left.rank == 0:
             for index in range(len(self._pieces)):
                 journal.mend(index)
             for rank in lost:
                 self._finish_push(lasting, journal, rank)
         left.barrier()
-        sizes = list(map(length, self._pieces))
-        state = join_states(self._states, sizes)
-        return lasting.carry_over(self._centre.copy(), state, lost, in_hand)
+        state = join_states(self._states, list(map(length, self._pieces)))
+        arrived = dict.fromkeys(lost, True)
+        return lasting.now.carry_over(self._centre.copy(), state, arrived, found)
 
     def _finish_push(self, lasting: LastingLedger, journal: PushJournal, rank: int) -> None:
-        pushes, scale = lasting.holdings.pushes(rank)
+        pushes, scale = lasting.now.holdings.pushes(rank)
         found = journal.unfinished(rank, pushes)
         if found is not None:
             done, terms = found
@@ -177,7 +179,7 @@ class NodeCentre:
         if self._worker == 0 and self._keep is not None:
             sizes = list(map(length, self._pieces))
             state = join_states(self._states, sizes)
-            ledger = self._ledger if self._lasting is None else self._lasting.ledger
+            ledger = self._ledger if self._lasting is None else self._lasting.now.ledger
             self._keep(number, pack(self._centre, state, ledger))
 
     def on_save(self, keep: Keep) -> None:

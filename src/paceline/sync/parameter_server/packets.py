@@ -14,14 +14,17 @@ REPORT, EXCHANGE, EXCHANGE_SHARD, READ, SAVE, SIGN_OFF = range(6)
 """Kinds of requests: to the ledger; to ledger and centre; to the centre alone; for a copy; to save;
 the last one."""
 
-_FIELDS = 16
+_FIELDS = 24
+_UNITS, _MORE = _FIELDS - 2, _FIELDS - 1
+"""Where the head says how many units of eight bytes the payload has, and how many come behind."""
 
 
 class Packet:
     """A head of a few numbers and room for a vector in any wire format, in one piece of memory."""
 
-    def __init__(self, payload_bytes: int) -> None:
-        units = _FIELDS + -(-payload_bytes // 8)
+    def __init__(self, payload_bytes: int, more: int = 0) -> None:
+        """With room for so many `more` numbers behind the payload."""
+        units = _FIELDS + -(-payload_bytes // 8) + more
         # Eight bytes per element, so that MPI's 31-bit counts reach to 16 GB.
         self._all: Vector = aligned_zeros(units, np.float64)
         self._head = self._all[:_FIELDS]
@@ -32,9 +35,19 @@ class Packet:
         """All of it, to receive into."""
         return self._all
 
-    def filled(self, payload_bytes: int) -> Buffer:
-        """The head and so much of the payload, to send."""
-        return self._all[: _FIELDS + -(-payload_bytes // 8)]
+    def filled(self, payload_bytes: int, more: Vector | None = None) -> Buffer:
+        """The head and so much of the payload, to send; with `more` numbers behind it."""
+        units, count = -(-payload_bytes // 8), 0 if more is None else more.size
+        self._head[_UNITS], self._head[_MORE] = units, count
+        end = _FIELDS + units
+        if more is not None:
+            self._all[end : end + count] = more
+        return self._all[: end + count]
+
+    def more(self) -> Vector:
+        """A copy of the numbers that came behind the payload."""
+        first, count = _FIELDS + int(self._head[_UNITS]), int(self._head[_MORE])
+        return self._all[first : first + count].copy()
 
     def vector(self, size: int, dtype: npt.DTypeLike) -> Vector:
         """The payload as a vector that is sent as it is."""

@@ -40,13 +40,19 @@ def assign_roles(world: World, servers: int | None) -> Roles:
         servers, reason = _suit(nodes)
     if servers == 0:
         return Roles(everyone, () if len(nodes) == 1 else everyone, reason)
+    if servers >= world.size and world.generation_number:  # there were more ranks
+        return _with_servers(world, nodes, world.size - 1, "of those that are left, one trains")
     if servers >= world.size:
         raise ConfigError(
             f"exchange.servers is {servers} and there are {world.size} ranks, so none is left to "
             f"train; start {servers + 1} or more, or set exchange.servers=0 to lose none"
         )
+    return _with_servers(world, nodes, servers, reason)
+
+
+def _with_servers(world: World, nodes: list[tuple[int, ...]], servers: int, reason: str) -> Roles:
     holders = tuple(sorted(_spread(nodes)[:servers]))
-    return Roles(tuple(rank for rank in everyone if rank not in holders), holders, reason)
+    return Roles(tuple(rank for rank in range(world.size) if rank not in holders), holders, reason)
 
 
 def hosted_by_workers(world: World, reason: str) -> Roles:

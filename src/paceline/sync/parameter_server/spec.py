@@ -11,6 +11,7 @@ from paceline.sync.saved import SavedCentre
 
 _FIRST_TAG = 1000
 _NUMBERS = 5000
+_TAGS = 4
 """Exchanges of one program that are told apart; MPI promises tags up to 32767."""
 
 
@@ -28,9 +29,10 @@ class CentreSpec(NamedTuple):
     """Batches that a worker may have in hand, or not yet given to the centre."""
 
     @property
-    def tags(self) -> tuple[int, int]:
-        """Of requests and replies."""
-        return message_tags(self.exchange_id)[:2]
+    def tags(self) -> tuple[int, int, int]:
+        """Of requests, replies and copies of the ledger."""
+        requests, replies, _, copies = message_tags(self.exchange_id)
+        return requests, replies, copies
 
     def staleness_weight(self, staleness: int) -> float:
         return 1.0 if self.rule is None else self.rule.staleness_weight(staleness)
@@ -54,7 +56,7 @@ class CentreSpec(NamedTuple):
         return self.saved.again if self.saved is not None else ()
 
 
-def message_tags(exchange_id: int) -> tuple[int, int, int]:
-    """For an exchange: the tags of requests, replies and pushes to peers."""
-    first = _FIRST_TAG + 3 * (exchange_id % _NUMBERS)
-    return first, first + 1, first + 2
+def message_tags(exchange_id: int) -> tuple[int, int, int, int]:
+    """For an exchange: the tags of requests, replies, pushes to peers, and copies of the ledger."""
+    first = _FIRST_TAG + _TAGS * (exchange_id % _NUMBERS)
+    return first, first + 1, first + 2, first + 3

@@ -46,6 +46,11 @@ class EpochCount:
         self._samples = self._loss = self._without_loss = 0.0
         self._since = perf_counter()
 
+    @property
+    def recorded(self) -> int:
+        """How many epochs."""
+        return self._recorded
+
     def snapshot(self) -> dict[str, float]:
         """What has been recorded so far."""
         since = perf_counter() - self._since
@@ -118,7 +123,7 @@ class AsyncRun(TrainingRun):
         exchange.on_save(self._keep_server)
         self.begin()
         if leads:
-            self.begin_epoch(self.clock.epoch + 1)
+            self.begin_epoch(min(self.count.recorded + 1, self.config.epochs))
         hooks = self.step_hooks(perf_counter())
         self.worker.train_asynchronously(*hooks, self._lead if leads else lambda: None)
         load_common_weights(self.replica, exchange)
@@ -139,11 +144,19 @@ class AsyncRun(TrainingRun):
     def settle(self, left: World) -> None:
         """If the leading rank was lost, the first that is left leads, with what is on disk."""
         super().settle(left)
+        self._stand_with_workers(left)
         lost = 0 not in left.allgather_values(self.world.rank)
         path = self.state.outputs.run_dir / "history.jsonl"
         if lost and left.rank == 0 and not self.history and path.exists():
             self.history[:] = History.load(path)
             self.count.recall(self.history)
+
+    def _stand_with_workers(self, left: World) -> None:
+        """A rank that has served may train now, or lead."""
+        steps = left.allgather_values(self.clock.step)
+        if not self.exchange.trains:
+            self.clock.step = max(steps)
+            self.clock.place(int(self._exchange.ledger_reply.samples))
 
     def snapshot(self) -> Tree:
         return {"reason": self.reason, "count": self.count.snapshot()}

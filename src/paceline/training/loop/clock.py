@@ -40,6 +40,10 @@ class Clock:
     def locate(self, samples: int) -> None:
         """One step of this worker, after which the world has consumed that many in all."""
         self.step += 1
+        self.place(samples)
+
+    def place(self, samples: int) -> None:
+        """The world has consumed that many in all."""
         self.samples = samples
         if self.samples_per_epoch:
             self.epoch, self.samples_in_epoch = divmod(samples, self.samples_per_epoch)

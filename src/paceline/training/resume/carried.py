@@ -189,7 +189,8 @@ class Carried(Continuation):
         yield
 
     def describe(self) -> str:
-        return self.change.describe(self.facts["step"])
+        note = "" if self._centre is None else self._centre.note
+        return "; ".join(filter(None, (self.change.describe(self.facts["step"]), note)))
 
     def everybody(self, take: Callable[[Tree], T]) -> list[T]:
         """Of every rank of the old world, the lost ones included."""

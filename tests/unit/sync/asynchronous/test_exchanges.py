@@ -34,11 +34,11 @@ def test_a_rank_alone_with_downpour_is_plain_training_but_for_rounding(tmp_path,
 
 
 def test_bytes_are_counted_there_and_back(tmp_path):
-    """8 parameters and gaps make a vector of 32 float32, 128 bytes; a head has 128 bytes, too."""
+    """8 parameters and gaps make a vector of 32 float32, 128 bytes; a head has 192."""
     fit(tmp_path, 2, EASGD(every=1), epochs=1, exchange={"servers": 1})
     events = read_events(tmp_path / "run0" / "events")
     exchange = next(event for event in events if event["event"] == "exchange")
-    assert exchange["bytes"] == 128 + 128 + 128
+    assert exchange["bytes"] == 192 + 128 + 128
 
 
 @pytest.mark.parametrize("servers", [1, 2])

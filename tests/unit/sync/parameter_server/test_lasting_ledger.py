@@ -8,22 +8,26 @@ import pytest
 from paceline.comm import SoloWorld, run_world
 from paceline.errors import TrainingError
 from paceline.rules import make_rule
+from paceline.sync.parameter_server.full_ledger import for_workers
 from paceline.sync.parameter_server.holdings import Held, Holdings
 from paceline.sync.parameter_server.lasting_ledger import LastingLedger
-from paceline.sync.parameter_server.ledger import Ledger, WorkerReport
+from paceline.sync.parameter_server.ledger import WorkerReport
 from paceline.sync.parameter_server.make import most_held
 from paceline.sync.parameter_server.spec import CentreSpec
+from paceline.sync.saved import SavedCentre
 
 
 def make_ledger(world, rule="downpour", **more):
     rule = None if rule is None else make_rule(rule)
     spec = CentreSpec(rule, "float32", 0, batches=100, saved=None, most_held=20, **more)
-    ledger = LastingLedger(world, spec, np.zeros(Ledger.size(world.size)))
-    return ledger, lambda worker, **report: ledger.enter(worker, WorkerReport(**report), spec)
+    ledger = LastingLedger(world, spec)
+    return ledger, lambda worker, **report: ledger.enter(worker, WorkerReport(**report))
 
 
-def carry(ledger, lost, in_hand):
-    return ledger.carry_over(np.zeros(1), {}, lost, in_hand)
+def carry(ledger, lost, left, arrived=True):
+    """`left`: how many batches each has trained on and not reported."""
+    lost = dict.fromkeys(lost, arrived)
+    return ledger.now.carry_over(np.zeros(1), {}, lost, list(left.items()))
 
 
 def test_batches_of_a_lost_worker_are_granted_again_until_it_has_pushed_them():
@@ -36,7 +40,7 @@ def test_batches_of_a_lost_worker_are_granted_again_until_it_has_pushed_them():
         report(1, samples=20.0, loss=2.0, batches=2)
         report(1, samples=10.0, loss=1.0, batches=1, push=True, wanted=2)
         report(1, samples=10.0, loss=9.0, batches=1)
-        return carry(ledger, lost=[1], in_hand={0: [1, 2]}), ledger.holdings.pushes(1)
+        return carry(ledger, lost=[1], left={0: 1}), ledger.now.holdings.pushes(1)
 
     saved, pushes = run_world(2, program)[0]
     assert saved.again == (1, 2, 6, 7)
@@ -58,7 +62,7 @@ def test_a_worker_goes_on_with_what_it_holds():
     ledger, report = make_ledger(SoloWorld())
     report(0, wanted=3)
     report(0, samples=10.0, loss=1.0, batches=1)
-    saved = carry(ledger, [], {0: [2]})
+    saved = carry(ledger, [], {0: 1})
     assert saved.held == (Held(10.0, 1.0, 0.0, 1, (0, 1)),)
     rows = np.zeros((1, Holdings.width(20)))
     holdings = Holdings(rows)
@@ -100,3 +104,25 @@ def test_more_than_there_is_room_for_is_an_error():
     holdings.grant(0, 0, 1)
     with pytest.raises(TrainingError, match="omit --elastic"):
         holdings.grant(0, 5, 6)
+
+
+def test_a_worker_that_serves_now_has_its_rest_done_by_others():
+    held = (Held(10.0, 1.0, 0.0, 1, (4, 5)), Held(20.0, 2.0, 0.0, 2, (6, 7)), Held())
+    counts = {"samples": 50.0, "loss": 5.0, "without_loss": 0.0, "updates": 3.0, "granted": 9.0}
+    found = for_workers(SavedCentre(np.zeros(1), {}, counts, (8,), held), workers=(0, 2, 3))
+    assert found.again == (6, 7, 8)
+    assert (found.ledger["samples"], found.ledger["loss"]) == (30.0, 3.0)
+    assert found.held == (held[0], Held(), Held())  # the last is a newcomer
+    assert counts["samples"] == 50.0
+
+
+def test_batches_of_a_push_that_did_not_arrive_are_granted_again():
+    ledger, report = make_ledger(SoloWorld())
+    report(0, wanted=3)
+    report(0, samples=10.0, loss=1.0, batches=1)
+    report(0, samples=10.0, loss=1.0, batches=1, push=True)
+    assert carry(ledger, [0], {}).again == (2,)
+    lost = carry(ledger, [0], {}, arrived=False)
+    assert (lost.again, lost.ledger["samples"]) == ((0, 1, 2), 0.0)
+    report(0)  # who reports again has pushed
+    assert carry(ledger, [0], {}, arrived=False).again == (2,)

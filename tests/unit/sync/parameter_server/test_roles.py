@@ -4,7 +4,7 @@ import pytest
 
 from paceline.comm import run_world
 from paceline.errors import ConfigError
-from paceline.sync.parameter_server.roles import assign_roles
+from paceline.sync.parameter_server.roles import Roles, assign_roles
 
 ONE_NODE = [(0, 1, 2, 3)]
 TWO_NODES = [(0, 1, 2), (3, 4, 5)]
@@ -45,3 +45,15 @@ def test_roles(nodes, servers, workers, hosts, words):
 def test_somebody_must_train():
     with pytest.raises(ConfigError, match=r"exchange\.servers is 4 and there are 4 ranks"):
         roles_on(ONE_NODE, 4)
+
+
+def test_of_the_ranks_that_are_left_one_trains():
+    def program(world):
+        world.generation_number = 1
+        return assign_roles(world, 2), assign_roles(world, 1)
+
+    two, one = run_world(2, program)[0]
+    assert two == Roles((0,), (1,), "of those that are left, one trains")
+    assert one.holders == (1,)
+    alone = run_world(1, lambda world: program(world)[0])[0]
+    assert (alone.workers, alone.holders) == ((0,), ())

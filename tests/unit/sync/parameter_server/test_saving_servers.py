@@ -23,7 +23,7 @@ def test_a_wish_to_save_waits_for_its_place():
         if world.rank == 0:
             exchange._centre.save(7)
         else:
-            (asked,) = exchange._centre._server._expected
+            (asked,) = exchange._centre.server._expected
             end = time.monotonic() + 60
             while not asked.done():
                 assert time.monotonic() < end
