@@ -72,7 +72,7 @@ def test_what_was_done_after_the_checkpoint_that_a_run_went_on_from_does_not_cou
 def started_again(steps_before=(), **more):
     """From a checkpoint after step 1, in the first generation of the first start."""
     first = [generation(0), step(0, 1), step(1, 1), *steps_before]
-    again = generation(1, **{"left": [[10, 20]], "ranks": 1, "after": [7, 0], **more})
+    again = {**generation(1, left=[[10, 20]], ranks=1), "after": [7, 0], **more}
     second = [again, step(0, 2), step(0, 3), epoch(1, 3)]
     return [{**e, "start": 7} for e in first] + [{**e, "start": 9} for e in second]
 
