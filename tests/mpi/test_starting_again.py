@@ -58,6 +58,7 @@ def what_happens_to_rank_1():
 KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 FAILS = "raise RuntimeError('out of luck')"
 STAYS = "Path('stays').touch(); time.sleep(3600)"
+STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
 WORDS = ("mine.py:build", "digits", "--batch-size", "100", "--threads", "1",
          "--run-dir", "run", "--elastic")  # fmt: skip
 
@@ -100,6 +101,18 @@ def test_the_ranks_that_are_left_go_on_from_node_memory(tmp_path, rule, more, le
     assert found is not None, said
     assert int(found[1]) > 0
     assert (tmp_path / "run" / "checkpoints").exists() == bool("--checkpoint-every" in more)
+    assert left_by(job) == []
+    check_events(tmp_path)
+
+
+@SLOW
+def test_a_rank_that_hangs_is_killed_and_the_others_start_again(tmp_path):
+    limits = ("--set", "stall_warning_s=2", "--set", "stall_timeout_s=6")
+    with start(tmp_path, *limits, what=STOPS) as job:
+        _, errors = job.communicate(timeout=2 * HANG_S)
+    assert job.returncode == 0, errors
+    assert "rank 1 is killed (stall_timeout_s), and the others go on" in errors
+    assert "starting again from node memory, with 2 ranks" in errors
     assert left_by(job) == []
     check_events(tmp_path)
 

@@ -19,6 +19,7 @@ from paceline.frameworks import Replica
 from paceline.observe import EventLog, make_progress
 from paceline.observe.events import FLUSH_EVERY_S
 from paceline.runtime.job_dir import AGAIN, ELASTIC
+from paceline.sync.interface import Exchange
 from paceline.training.loop.state import RunOutputs
 from paceline.training.resume.resumed import FOLDER
 
@@ -29,7 +30,13 @@ _log = logging.getLogger("paceline.training")
 
 
 def open_outputs(
-    stack: ExitStack, world: World, config: RunConfig, run_dir: Path, replica: Replica, start: int
+    stack: ExitStack,
+    world: World,
+    config: RunConfig,
+    exchange: Exchange,
+    replica: Replica,
+    run_dir: Path,
+    start: int,
 ) -> RunOutputs:
     """They are closed with the stack; all ranks open theirs together."""
     # A rank that is lost writes no more.
@@ -40,7 +47,7 @@ def open_outputs(
     progress = make_progress(world.rank, config.progress)
     stack.callback(progress.close)
     every = config.checkpoint_every
-    node_saver = _make_node_saver(world, replica)
+    node_saver = _make_node_saver(world, exchange, replica)
     if node_saver is not None:
         stack.push(node_saver.end)
     elif every is None and os.environ.get(ELASTIC) == AGAIN:
@@ -50,13 +57,15 @@ def open_outputs(
     return RunOutputs(run_dir, events, progress, saver, node_saver)
 
 
-def _make_node_saver(world: World, replica: Replica) -> NodeSaver | None:
+def _make_node_saver(world: World, exchange: Exchange, replica: Replica) -> NodeSaver | None:
     """For ranks that are started again from node memory, if it has room for checkpoints."""
     if NODE_STATE not in os.environ:
         return None
-    place = Path(os.environ[NODE_STATE])
+    place, replicas = Path(os.environ[NODE_STATE]), 1
+    if not exchange.replicas_stay_equal:  # and the centre, or the mean
+        replicas += world.size
     arrays = (replica.parameters(), replica.constants(), replica.buffers())
-    nbytes = _STATES * (world.size + 1) * sum(array.nbytes for array in arrays)
+    nbytes = _STATES * replicas * sum(array.nbytes for array in arrays)
     if not on_rank0(world, lambda: has_room(place, nbytes)):
         if world.rank == 0:
             _log.warning(

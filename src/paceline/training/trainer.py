@@ -49,7 +49,7 @@ from paceline.training.loop.async_run import AsyncRun
 from paceline.training.loop.clock import Clock
 from paceline.training.loop.dealing import Dealer
 from paceline.training.loop.run import TrainingRun
-from paceline.training.loop.state import Datasets, RunState
+from paceline.training.loop.state import Datasets, RunOutputs, RunState
 from paceline.training.loop.sync_run import SyncRun
 from paceline.training.loop.worker import most_in_hand
 from paceline.training.membership.recruiter import Recruiter
@@ -306,7 +306,7 @@ class Trainer:
                 self.replica,
                 self._exchange,
                 data,
-                open_outputs(stack, world, config, self.run_dir, self.replica, self._start),
+                self._open_outputs(stack),
                 CallbackList(self.callbacks, self),
                 self._stop_requests,
                 self.clock,
@@ -368,6 +368,10 @@ class Trainer:
         progress.begin(self.config.epochs, size, self._describe(self._data))
         if resumed is not None:
             progress.message(resumed.describe())
+
+    def _open_outputs(self, stack: ExitStack) -> RunOutputs:
+        parts = self.world, self.config, self._exchange, self.replica
+        return open_outputs(stack, *parts, self.run_dir, self._start)
 
     def _claim_together(self, goes_on: bool) -> None:
         """Rank 0 holds the run directory; if it was lost, the next one does."""
