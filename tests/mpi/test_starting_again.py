@@ -118,14 +118,15 @@ def test_a_rank_that_hangs_is_killed_and_the_others_start_again(tmp_path):
 
 
 @SLOW
-def test_with_too_few_ranks_left_the_state_goes_to_the_disk(tmp_path):
-    """So that the same job can go on when it is started anew."""
-    with start(tmp_path, "--min-ranks", "2", ranks=2) as job:
+@pytest.mark.parametrize("how", [("--min-ranks", "2"), ("--rule", "easgd")], ids=["min", "easgd"])
+def test_with_too_few_ranks_left_the_state_goes_to_the_disk(tmp_path, how):
+    """So that the same job can go on when it is started anew. A rank alone has no centre."""
+    with start(tmp_path, *how, ranks=2) as job:
         _, errors = job.communicate(timeout=2 * HANG_S)
     assert job.returncode == 75, errors
-    assert "fewer ranks are left than elastic.min; the run is saved" in errors
+    assert "too few ranks are left to go on; the run is saved" in errors
     assert left_by(job) == []
-    with start(tmp_path, "--resume", "auto", "--min-ranks", "2", ranks=2, what="pass") as job:
+    with start(tmp_path, "--resume", "auto", *how, ranks=2, what="pass") as job:
         _, errors = job.communicate(timeout=2 * HANG_S)
     assert job.returncode == 0, errors
     check_events(tmp_path)

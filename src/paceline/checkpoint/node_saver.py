@@ -24,7 +24,8 @@ class NodeSaver(Saver):
     """
 
     def __init__(self, folder: Path, report: Callable[[str], None]) -> None:
-        super().__init__(Store(folder, keep=1), None, report)
+        super().__init__(Store(folder, keep=1), None, self._report_first)
+        self._say, self._has_said = report, False
         self._again_s = _SHORTEST_S
         self._cost_s = self._written_s = 0.0
 
@@ -43,6 +44,12 @@ class NodeSaver(Saver):
     def note_pause(self, seconds: float) -> None:
         """How long the ranks have paused for the last one."""
         self._cost_s = seconds
+
+    def _report_first(self, problem: str) -> None:
+        """Memory that is full now may have room later, and another is due soon."""
+        if not self._has_said:
+            self._say(problem)
+        self._has_said = True
 
     def _do(self, name: str, action: Callable[[str], None]) -> None:
         began_s = time.thread_time()

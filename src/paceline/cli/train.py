@@ -54,8 +54,10 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     levels, notes = read_levels(args)
     _print_notes(notes)
     config = read_config(*levels)  # in the launcher too: wrong settings are found without ranks
-    elastic = config.elastic
-    request = read_rank_options(args, elastic.enabled, elastic.min, elastic.replace)
+    elastic, rule = config.elastic, config.rule.resolve(lossy=config.exchange.lossy)
+    # A rank alone cannot resume a run of workers that do not wait for each other.
+    fewest = 2 if rule.exchange_kind in ("centre", "gossip") else 1
+    request = read_rank_options(args, elastic.enabled, max(elastic.min, fewest), elastic.replace)
     if (args.restarts or request.elastic) and not detect().launched:
         config, given = _fix_run_dir(config, given)
         if request.elastic and config.checkpoint_every is None and may_lose_hosts(request):

@@ -158,7 +158,7 @@ def _rescue(
         return ended
     if not saved or not ended.too_few or ended.signalled:
         return ended
-    sys.stderr.write("paceline: fewer ranks are left than elastic.min; the run is saved\n")
+    sys.stderr.write("paceline: too few ranks are left to go on; the run is saved\n")
     return replace(ended, code=SAVED, saved=True)
 
 

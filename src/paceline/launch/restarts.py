@@ -27,8 +27,7 @@ class Replacements:
 
     def is_wanted(self) -> bool:
         """Not if they have saved nothing new in some starts: they would be lost again."""
-        found = self._memory.glob("checkpoints/step-*") if self._memory is not None else ()
-        newest = sorted(path.name for path in found)[-1:]
+        newest = _saved_in(self._memory)[-1:]
         self._in_vain = self._in_vain + 1 if newest == self._newest else 0
         self._newest = newest
         return self._in_vain < _MOST_IN_VAIN
@@ -44,7 +43,6 @@ def run_on_what_is_left(
     """Call `run` with 0 and the plan; if a host or a rank was lost and the job with it, again on
     what is left, as long as there are so many ranks."""
     ended, left, number = run(0, plan), plan, 0
-    place = "the last checkpoint" if memory is None else "node memory"
     while not ended.signalled:
         if ended.lost_host is not None:
             found = without_host(left, ended.lost_host)
@@ -57,6 +55,7 @@ def run_on_what_is_left(
         if found is None or found.ranks < least:
             return replace(ended, too_few=True)
         left, number = found, number + 1
+        place = "node memory" if _saved_in(memory) else "the last checkpoint"
         sys.stderr.write(
             f"paceline: starting again from {place}, with {left.ranks} "
             f"rank{'s' * (left.ranks > 1)}\n"
@@ -64,6 +63,12 @@ def run_on_what_is_left(
         sys.stderr.flush()
         ended = run(number, left)
     return ended
+
+
+def _saved_in(memory: Path | None) -> list[str]:
+    """The names of the checkpoints there, the newest last."""
+    found = memory.glob("checkpoints/step-*") if memory is not None else ()
+    return sorted(path.name for path in found)
 
 
 def run_with_restarts(
