@@ -32,9 +32,12 @@ class NodeSaver(Saver):
     def is_due(self, step: int) -> bool:
         return monotonic() - self._since >= self._again_s
 
-    def again_s(self) -> float:
-        """On the leading rank, when one is begun: in how many seconds the next is due."""
-        return max(_SHORTEST_S, _TIMES_ITS_COST * (self._cost_s + self._written_s))
+    def again_s(self, step: int, run_freely: bool) -> float:
+        """On the leading rank, when one is begun after that step: in how many seconds the next is
+        due. Ranks that `run_freely` between exchanges wait for a step of the slowest to save."""
+        steps = max(1, step - self._since_step)
+        wait_s = (monotonic() - self._since) / steps if run_freely else 0.0
+        return max(_SHORTEST_S, _TIMES_ITS_COST * (self._cost_s + self._written_s + wait_s))
 
     def begin_next(self, step: int, again_s: float) -> None:
         """One is being written; the next is due in so many seconds."""

@@ -18,16 +18,26 @@ def save(store: Store, number: int, value: float = 0.0) -> None:
 
 def test_the_next_is_due_after_a_hundred_times_what_one_has_cost(tmp_path):
     saver = NodeSaver(tmp_path, pytest.fail)
-    assert saver.again_s() == 2
+    assert saver.again_s(5, run_freely=False) == 2
     saver.note_pause(0.5)
-    assert saver.again_s() == 50
+    assert saver.again_s(5, run_freely=False) == 50
     assert saver.open(7) == 7
-    saver.begin_next(7, saver.again_s())
+    saver.begin_next(7, 50.0)
     saver.add(7, "common", {"x": np.zeros(3)})
     saver.commit(7, ["common"], {})
     saver._submit("step-00000007", lambda name: compute())
     assert saver.finish() is None
-    assert saver.again_s() >= 52
+    assert saver.again_s(9, run_freely=False) >= 52
+    saver.close()
+
+
+def test_ranks_that_run_freely_wait_for_each_other_before_they_save(tmp_path):
+    """At most for a step, which took 0.1 s on average."""
+    saver = NodeSaver(tmp_path, pytest.fail)
+    saver.begin_next(5, 2.0)
+    saver._since -= 1.0
+    assert saver.again_s(15, run_freely=True) >= 10
+    assert saver.again_s(15, run_freely=False) == 2
     saver.close()
 
 

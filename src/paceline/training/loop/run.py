@@ -135,7 +135,9 @@ class TrainingRun(ABC):
         node = self.node_saver
         if on_disk or node is None or self.saver.is_due(step):
             return OpenCheckpoint(self.saver.open(step), constants)
-        return OpenCheckpoint(node.open(step), constants, node.again_s())
+        number = node.open(step)  # when the last is written, and what it has cost is known
+        again_s = node.again_s(step, run_freely=not self.exchange.replicas_stay_equal)
+        return OpenCheckpoint(number, constants, again_s)
 
     def keep(self, opened: OpenCheckpoint) -> None:
         """Hand this rank's parts of a checkpoint to the saver; training goes on at once."""
