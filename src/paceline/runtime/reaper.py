@@ -225,6 +225,7 @@ def clean_up_after(folder: Path, parent: int) -> None:
     for pid in members(_NO_SESSION, folder):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+    _wait_until_gone(_NO_SESSION, folder, _GRACE_S)  # one that writes on would keep the folder
     remove_folder(folder)
 
 
