@@ -1,6 +1,7 @@
 """Ranks are lost, and the run goes on: under real MPI that outlives its ranks (ULFM)."""
 
 import json
+import re
 
 import pytest
 from support.launching import KIND
@@ -184,6 +185,26 @@ def test_what_lost_servers_held_is_restored(elastic, rule, where, faults, said):
     assert said in found["stderr"] + found["stdout"]
     assert found["samples"] == [SAMPLES] * 8
     assert found["losses"][-1] < found["losses"][0]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "faults"),
+    [
+        (4, ["sigstop:rank=2,step=4", "hang:rank=0,step=9"]),
+        pytest.param(3, ["sigstop:rank=0,step=4"], marks=SLOW),
+        pytest.param(3, ["sigstop:rank=1,step=4", "sigkill:rank=2,step=9"], marks=SLOW),
+    ],
+    ids=["of others and of the judge", "rank 1 judges", "then one is killed"],
+)
+def test_a_rank_that_hangs_is_killed_and_the_others_go_on(elastic, ranks, faults):
+    """By another, since it may be stopped; the leading one judges, and is judged."""
+    limits = {"stall_warning_s": 2, "stall_timeout_s": 6}
+    found = elastic(ranks, faults=faults, check_replicas=1, **limits)
+    assert found["left"] == ranks - len(faults)
+    is_whole(found)
+    for rank, _ in re.findall(r"(?:sigstop|hang):rank=(\d),step=(\d)", str(faults)):
+        said = rf"nothing has moved for .* wait.* for rank {rank} .*; rank {rank} is killed"
+        assert re.search(said, found["stderr"])
 
 
 @SLOW

@@ -25,6 +25,11 @@ def name_of(number: int) -> str:
     return f"step-{number:08d}"
 
 
+def number_of(name: str) -> int:
+    """After how many steps the checkpoint of that name was made."""
+    return int(name.rpartition("-")[2])
+
+
 def _lower_priority() -> None:
     """Let this thread use only what training leaves of the cores; Linux has nice per thread."""
     if sys.platform == "linux":
@@ -39,6 +44,8 @@ class OpenCheckpoint(NamedTuple):
     """None: it cannot be written."""
     constants: int
     """A hash of the constants that the leader saves."""
+    again_s: float | None = None
+    """Of one in node memory: in how many seconds the next is due. None: it goes to the disk."""
 
 
 class Saver:
@@ -99,6 +106,10 @@ class Saver:
         """Wait, and end the thread."""
         self._wait()
         self._thread.shutdown()
+
+    def is_open(self, number: int) -> bool:
+        """Whether that one is being written here."""
+        return self._store.has_draft(name_of(number))
 
     def end(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close it; or abandon it, if ranks are lost that had a part of what is being written."""

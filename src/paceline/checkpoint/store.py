@@ -24,8 +24,8 @@ from pathlib import Path
 
 from paceline.checkpoint.files import check_length, load_arrays, parse, verify, write_file
 from paceline.checkpoint.tree import join, split
-from paceline.core.files import render_json, sync_folder
-from paceline.core.safetensors import Tensor, safetensors_chunks
+from paceline.core.files import render_json, sync_folder, synced_draft
+from paceline.core.safetensors import CHUNK_BYTES, Tensor, safetensors_chunks
 from paceline.core.trees import Tree
 from paceline.errors import CheckpointError, OutputError
 
@@ -123,6 +123,21 @@ class Store:
             passed = [other for other in self.names() if _age(other) <= _age(name)]
             for other in passed[: -self.keep]:
                 self._remove(self._place(other))
+
+    def accept(self, name: str, place: Path) -> None:
+        """Take in a checkpoint that lies in another folder."""
+        self.begin(name)
+        draft = self._draft(name)
+        with self._writing(name):
+            for file in place.iterdir():
+                with file.open("rb") as source, synced_draft(draft / file.name) as copy:
+                    shutil.copyfileobj(source, copy, CHUNK_BYTES)
+            sync_folder(draft)
+            self._rename_draft(name)
+
+    def has_draft(self, name: str) -> bool:
+        """Whether it is being written."""
+        return self._draft(name).is_dir()
 
     def discard(self, name: str) -> None:
         """Drop a draft, if there is one."""

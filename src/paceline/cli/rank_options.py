@@ -56,7 +56,7 @@ def add_rank_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_rank_options(
-    args: argparse.Namespace, elastic: bool = False, least: int = 1
+    args: argparse.Namespace, elastic: bool = False, least: int = 1, replace: bool = False
 ) -> RankRequest:
     """The values of the options that `add_rank_options` adds."""
     from paceline.launch.ranks import RankRequest  # not for --help: it takes long
@@ -70,6 +70,7 @@ def read_rank_options(
         restarts=args.restarts,
         elastic=elastic,
         least=least,
+        replace=replace,
     )
 
 

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,6 @@ from paceline.errors import Interrupted
 if TYPE_CHECKING:
     from paceline.config.run import RunConfig
     from paceline.training.trainer import Result
-
-
-_CHECKPOINT_EVERY = "1m"
-"""Of elastic runs that may have to start again, unless the user says something else."""
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,22 +48,39 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     from paceline.cli.train_settings import read_levels
     from paceline.cluster.detect import detect
     from paceline.config.reading import read_config
-    from paceline.launch.ranks import needs_checkpoints, start_or_join
+    from paceline.config.stopping import SAVE_EVERY
+    from paceline.launch.ranks import may_lose_hosts, start_or_join
 
     levels, notes = read_levels(args)
     _print_notes(notes)
     config = read_config(*levels)  # in the launcher too: wrong settings are found without ranks
-    request = read_rank_options(args, config.elastic.enabled, config.elastic.min)
+    elastic, rule = config.elastic, config.rule.resolve(lossy=config.exchange.lossy)
+    # A rank alone cannot resume a run of workers that do not wait for each other.
+    fewest = 2 if rule.exchange_kind in ("centre", "gossip") else 1
+    request = read_rank_options(args, elastic.enabled, max(elastic.min, fewest), elastic.replace)
     if (args.restarts or request.elastic) and not detect().launched:
         config, given = _fix_run_dir(config, given)
-        if request.elastic and config.checkpoint_every is None and needs_checkpoints(request):
-            given = [*given, "--checkpoint-every", _CHECKPOINT_EVERY]
+        if request.elastic and config.checkpoint_every is None and may_lose_hosts(request):
+            given = [*given, "--checkpoint-every", SAVE_EVERY]
+    resume = [] if config.resume not in (None, "auto") else ["--resume", "auto"]
     return start_or_join(
         request,
         given,
         lambda: _noting(_train(config, args.summary)),
-        lambda: [*given, "--resume", "auto"],
+        lambda: [*given, *resume],
+        rescue=partial(_rescue, config),
     )
+
+
+def _rescue(config: RunConfig, memory: Path | None) -> bool:
+    """Copy the newest checkpoint in node memory to the run directory, if that has only older
+    ones; whether it has one then."""
+    from paceline.checkpoint.node_saver import copy_newest
+    from paceline.training.resume.resumed import FOLDER
+    from paceline.training.run_dir import find_run_dir
+
+    run_dir = find_run_dir(config) or Path(config.run_dir or "")
+    return copy_newest(None if memory is None else memory / FOLDER, run_dir / FOLDER)
 
 
 def _noting(code: int) -> int:

@@ -36,6 +36,10 @@ class WorldSizeAdvice:
 JOB_DIR = "PACELINE_JOB_DIR"
 """The variable that names the folder which our launcher makes for a job, and removes."""
 
+NODE_STATE = "PACELINE_NODE_STATE"
+"""The variable that names a folder in node memory, for checkpoints from which our launcher starts
+the ranks again if one is lost."""
+
 BATCH_SCRIPT = (
     "This is the batch script itself: start the ranks with `paceline run -n {n}` or `mpirun`, "
     "or say `-n 1` (in a script of your own: PACELINE_RANKS=1) if one rank is meant."

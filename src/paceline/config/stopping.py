@@ -57,6 +57,11 @@ def parse_target(text: str) -> tuple[str, str, float]:
     )
 
 
+SAVE_EVERY = "1m"
+"""How often an elastic run saves that may have to start again from its checkpoint on disk, unless
+the user says something else."""
+
+
 class ElasticConfig(Section):
     """What becomes of a run whose ranks are lost, leave or join."""
 

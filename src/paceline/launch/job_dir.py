@@ -12,7 +12,7 @@ from pathlib import Path
 from paceline.cluster.identity import JOB_DIR
 from paceline.core.private import opened_folder, read_text, remove_folder
 from paceline.launch.job import Mpirun
-from paceline.runtime.reaper import REAPER_PID
+from paceline.runtime.reaper import REAPER_PID, start_reaper
 
 _SHARED_MEMORY = "/dev/shm"
 
@@ -46,6 +46,19 @@ def make_job_dir() -> Iterator[Path]:
         ignore_cleanup_errors=True,
     ) as folder:
         yield Path(folder)
+
+
+@contextmanager
+def node_state() -> Iterator[Path | None]:
+    """A folder in node memory that outlives the ranks; it is removed when this process ends, even
+    if it is killed. None if there is no shared memory to use."""
+    if not os.access(_SHARED_MEMORY, os.W_OK):
+        yield None
+        return
+    with make_job_dir() as folder:
+        with suppress(OSError):
+            start_reaper(folder, os.getpid())
+        yield folder
 
 
 def remove_stale_job_dirs(unused_s: float = 60.0) -> None:

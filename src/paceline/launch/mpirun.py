@@ -21,7 +21,7 @@ from paceline.launch.job import Job, LauncherProcess, Machine, Mpirun
 from paceline.launch.job_dir import make_job_dir, shared_memory
 from paceline.launch.mpirun_command import render_command
 from paceline.launch.supervise import JobResult, supervise_job
-from paceline.runtime.job_dir import RESTART
+from paceline.runtime.job_dir import AGAIN, ELASTIC, RESTART
 from paceline.runtime.reaper import reaper_beside, remove_segments
 from paceline.runtime.torchrun.address import PORT_TAKEN
 
@@ -83,10 +83,6 @@ def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> J
     hosts = tuple(host.name for host in job.placement.hosts)
     if job.elastic and not outlives_ranks(mpirun):
         job = replace(job, elastic=False)
-        sys.stderr.write(
-            f"paceline: {mpirun.path} is not of Open MPI 5: if a rank is lost, all end, and "
-            "`paceline train` starts those that are left again, from the last checkpoint\n"
-        )
     process = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts, job.elastic)
     with shared_memory(mpirun) as place:
         placed = write_qrsh_script(job, Path(place[JOB_DIR]), mpirun)
@@ -149,7 +145,10 @@ def _terminal() -> str | None:
 
 
 def outlives_ranks(mpirun: Mpirun) -> bool:
-    """Whether its ranks can go on when others are lost: Open MPI does from version 5 on."""
+    """Whether its ranks go on when others are lost: those of Open MPI do from version 5 on, unless
+    they are not to."""
+    if os.environ.get(ELASTIC) == AGAIN:
+        return False
     version = re.search(r"Open MPI\) (\d+)", _version(mpirun.path))
     return mpirun.kind == "openmpi" and version is not None and int(version[1]) >= 5
 

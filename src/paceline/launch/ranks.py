@@ -5,33 +5,37 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from paceline.cluster.cores import THREAD_VARIABLES, available_cores
 from paceline.cluster.detect import Environment, detect
 from paceline.cluster.gpus import assign_gpus
 from paceline.cluster.hosts import Host, parse_hosts, read_hostfile
+from paceline.cluster.identity import NODE_STATE
 from paceline.cluster.schedulers import read_allocation
-from paceline.errors import SAVED, LaunchError
+from paceline.errors import SAVED, LaunchError, PacelineError
 from paceline.launch.job import Job, Mpirun, Placement
+from paceline.launch.job_dir import node_state
 from paceline.launch.limits import check_folder, check_limits, complete_environment
 from paceline.launch.mpirun import find_mpirun, outlives_ranks, start_alone, start_ranks
-from paceline.launch.placement import RankPlan, plan_ranks, without_host, without_rank
+from paceline.launch.placement import RankPlan, plan_ranks
 from paceline.launch.rendezvous import PORTS_TRIED, rendezvous_env
+from paceline.launch.restarts import (
+    FINAL_CODES,
+    Replacements,
+    run_on_what_is_left,
+    run_with_restarts,
+)
 from paceline.launch.srun import find_srun
 from paceline.launch.supervise import JobResult
 from paceline.runtime.compile_cache import keep_compile_cache_private
-from paceline.runtime.job_dir import RESTART, prepare_job_dir
+from paceline.runtime.job_dir import AGAIN, ELASTIC, RESTART, prepare_job_dir
 from paceline.runtime.torchrun.env import RANKS_PER_HOST
 
 _SIGNALLED = {130: "interrupted", 143: "terminated"}
-_LONGEST_PAUSE_S = 30.0
-_FINAL_CODES = (0, 2, SAVED)
-"""Done, wrong settings (they would be wrong again), saved and stopped on request."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,8 @@ class RankRequest:
     """Ranks may be lost, and the others go on."""
     least: int = 1
     """How many must be left for that."""
+    replace: bool = False
+    """Others take the place of ranks that are lost."""
 
 
 def start_or_join(
@@ -58,12 +64,15 @@ def start_or_join(
     join: Callable[[], int],
     again: Callable[[], Sequence[str]] | None = None,
     for_torch: bool = False,
+    rescue: Callable[[Path | None], bool] = lambda memory: False,
 ) -> int:
     """Run `join` in this process if it is a rank or the only one, else start ranks of `command`.
 
     After a failure they are started again up to `request.restarts` times, with the command that
     `again` returns, else with the same. `for_torch`: ranks get the variables that torchrun sets,
     and see all GPUs, since such programs choose theirs by LOCAL_RANK; `paceline.init` assigns them.
+    `rescue` copies what the node memory has of an elastic run to the disk, and says if the run can
+    be resumed from there.
     """
     environment = detect()
     keep_compile_cache_private()
@@ -90,18 +99,68 @@ def start_or_join(
     if launcher is not None and launcher.kind == "openmpi" and not plan.placement.hosts:
         check_limits(plan.ranks)
 
-    def run(restart: int, plan: RankPlan = plan) -> JobResult:
-        words = again() if restart and again is not None else command
-        return _start_with_free_port(words, restart, plan, launcher, for_torch, request.elastic)
-
-    def run_elastic(restart: int) -> JobResult:
-        return run_on_what_is_left(lambda n, left: run(restart + n, left), plan, request.least)
-
     goes_on = request.elastic and again is not None
-    ended = run_with_restarts(run_elastic if goes_on else run, request.restarts)
+    with _starting_again(request, launcher, plan, goes_on) as (told, memory):
+
+        def run(restart: int, plan: RankPlan = plan) -> JobResult:
+            words = again() if restart and again is not None else command
+            return _start_with_free_port(
+                words, restart, plan, launcher, for_torch, request.elastic, told
+            )
+
+        def run_elastic(restart: int) -> JobResult:
+            replacements = Replacements(memory) if request.replace else None
+            return run_on_what_is_left(
+                lambda n, left: run(restart + n, left), plan, request.least, memory, replacements
+            )
+
+        ended = run_with_restarts(run_elastic if goes_on else run, request.restarts)
+        if (memory is not None or ended.too_few) and ended.code not in FINAL_CODES:
+            ended = _rescue(ended, memory, rescue)
     if ended.code in _SIGNALLED and ended.signalled and not ended.saved:
         sys.stderr.write(f"paceline: {_SIGNALLED[ended.code]}; all ranks were ended\n")
     return ended.code
+
+
+@contextmanager
+def _starting_again(
+    request: RankRequest, launcher: Mpirun | None, plan: RankPlan, goes_on: bool
+) -> Iterator[tuple[Mapping[str, str], Path | None]]:
+    """Where a lost rank ends the others: what ranks are told of it, and the folder in node memory
+    from which they are started again; said once."""
+    if not request.elastic or launcher is None or outlives_ranks(launcher):
+        yield {}, None
+        return
+    with ExitStack() as stack:
+        memory, then = None, "all end; `--restarts N` starts them again"
+        if goes_on and not plan.placement.hosts:
+            memory = stack.enter_context(node_state())
+        if goes_on:
+            place = "the last checkpoint on disk" if memory is None else "node memory"
+            then = f"those that are left start again from {place}"
+        sys.stderr.write(
+            f"paceline: ranks of {launcher.path} do not outlive each other: if one is lost, "
+            f"{then}\n"
+        )
+        sys.stderr.flush()
+        known = {} if memory is None else {NODE_STATE: str(memory)}
+        yield {**known, ELASTIC: AGAIN} if goes_on else {}, memory
+
+
+def _rescue(
+    ended: JobResult, memory: Path | None, rescue: Callable[[Path | None], bool]
+) -> JobResult:
+    """An elastic run has ended before its time: its state goes to the disk. If too few ranks are
+    left, it has saved for others to go on."""
+    try:
+        saved = rescue(memory)
+    except PacelineError as error:
+        sys.stderr.write(f"paceline: {error}\n")
+        return ended
+    if not saved or not ended.too_few or ended.signalled:
+        return ended
+    sys.stderr.write("paceline: too few ranks are left to go on; the run is saved\n")
+    return replace(ended, code=SAVED, saved=True)
 
 
 def _start_with_free_port(
@@ -111,12 +170,14 @@ def _start_with_free_port(
     launcher: Mpirun | None,
     for_torch: bool,
     elastic: bool,
+    more: Mapping[str, str],
 ) -> JobResult:
     """Run the ranks to their end; if MASTER_PORT was taken, again with another."""
     program = (sys.executable, "-m", "paceline", *words)
     for attempt in range(PORTS_TRIED):
         with _torch_variables(plan.placement, for_torch) as variables:
-            job = Job(plan.ranks, plan.threads, program, plan.placement, variables, elastic)
+            told = {**variables, **more}
+            job = Job(plan.ranks, plan.threads, program, plan.placement, told, elastic)
             ended = _start(job, restart, launcher)
         if not ended.port_taken or ended.signalled:
             break
@@ -197,56 +258,8 @@ def _is_lone_rank(environment: Environment, request: RankRequest) -> bool:
     return RESTART in os.environ and environment.size == 1 and request.ranks in (None, 1)
 
 
-def needs_checkpoints(request: RankRequest) -> bool:
-    """Whether an elastic run may have to start again: mpirun ends with a lost host, and with a lost
-    rank, too, if it is not of Open MPI 5."""
+def may_lose_hosts(request: RankRequest) -> bool:
+    """Whether the run is on several hosts: mpirun ends with one that is lost."""
     allocation = read_allocation()
     several = allocation is not None and len(allocation.hosts) > 1
-    launcher = _find_launcher(request)
-    lasts = launcher is None or outlives_ranks(launcher)
-    return bool(request.hosts or request.hostfile) or several or not lasts
-
-
-def run_on_what_is_left(
-    run: Callable[[int, RankPlan], JobResult], plan: RankPlan, least: int
-) -> JobResult:
-    """Call `run` with 0 and the plan; if a host or a rank was lost and the job with it, again on
-    what is left, as long as there are so many ranks."""
-    ended, left = run(0, plan), plan
-    for number in range(1, plan.ranks):
-        found = None
-        if ended.lost_host is not None:
-            found = without_host(left, ended.lost_host)
-        elif ended.died:
-            found = without_rank(left)
-        if found is None or found.ranks < least or ended.signalled:
-            break
-        left = found
-        sys.stderr.write(
-            f"paceline: starting again from the last checkpoint, with {left.ranks} "
-            f"rank{'s' * (left.ranks > 1)}\n"
-        )
-        sys.stderr.flush()
-        ended = run(number, left)
-    return ended
-
-
-def run_with_restarts(
-    run: Callable[[int], JobResult], restarts: int, sleep: Callable[[float], None] = time.sleep
-) -> JobResult:
-    """Call `run` with 0, and after each failure with the number of the restart, up to `restarts`.
-
-    The pause before a restart is 1 s and doubles up to 30 s: the cause of a failure, a full disk or
-    a lost file server, may take some time to go away.
-    """
-    ended = run(0)
-    for number in range(1, restarts + 1):
-        if ended.code in _FINAL_CODES or ended.signalled:
-            break
-        sys.stderr.write(
-            f"paceline: the job failed with code {ended.code}; restart {number} of {restarts}\n"
-        )
-        sys.stderr.flush()
-        sleep(min(2.0 ** (number - 1), _LONGEST_PAUSE_S))
-        ended = run(number)
-    return ended
+    return bool(request.hosts or request.hostfile) or several

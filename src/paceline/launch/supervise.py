@@ -33,6 +33,8 @@ class JobResult:
     """A host that was lost, and with it the job."""
     died: bool = False
     """A rank was killed, or crashed, and with it the job."""
+    too_few: bool = False
+    """What was left of it are too few ranks to start again."""
     port_taken: bool = False
     """Rank 0 could not bind the port that we chose for it: another may be free."""
 

@@ -46,22 +46,46 @@ def _describe(epochs: Sequence[Event], generations: Sequence[Event]) -> str:
     asked = sum(event.get("asked", 0) for event in generations)
     lost = sum(len(event["lost"]) for event in generations) - asked
     joined = sum(event.get("joined", 0) for event in generations)
+    starts = sum(map(_is_start, generations))
     return (
         f"{len(epochs)} epoch{'s' * (len(epochs) != 1)}, {len(generations)} "
         f"generation{'s' * (len(generations) != 1)} of the world, {lost} "
         f"rank{'s' * (lost != 1)} lost"
         f"{f', {asked} left' * bool(asked)}{f', {joined} joined' * bool(joined)}"
+        + (f", {starts - 1} time{'s' * (starts != 2)} resumed" if starts > 1 else "")
     )
 
 
 def _without_undone(events: Sequence[Event]) -> list[Event]:
     """A run that was started again from a checkpoint has not done what came after that."""
     kept: list[Event] = []
-    for event in events:
-        if event["event"] == "generation" and event["taken"] is None:
-            kept = [e for e in kept if e["step"] <= event["step"]]
+    for event in sorted(events, key=_order):
+        if _is_start(event):
+            after = event.get("after")
+            last = None if after is None else tuple(after)
+            kept = [
+                e
+                for e in kept
+                if e["step"] <= event["step"] and (last is None or _world_of(e) <= last)
+            ]
         kept.append(event)
     return kept
+
+
+def _is_start(event: Event) -> bool:
+    """Whether ranks were started, at the beginning or from a checkpoint."""
+    return bool(event["event"] == "generation" and event["taken"] is None)
+
+
+def _order(event: Event) -> tuple[int, bool]:
+    """By starts of the run, each begins with rank 0's event, though a rank that does not wait for
+    others may have written one before; within a start as they come."""
+    return event.get("start", 0), "start" in event and not _is_start(event)
+
+
+def _world_of(event: Event) -> tuple[int, int]:
+    """In which start of the run, and in which generation of its world."""
+    return event.get("start", 0), event.get("generation") or 0
 
 
 def _check_epochs(recorded: Sequence[Event], size: int | None, found: EventCheck) -> list[Event]:
@@ -90,10 +114,9 @@ def _check_epoch(
     steps of its ranks say."""
     ends = {event["epoch"]: event["step"] for event in epochs}
     began, last = ends.get(number - 1, 0), ends[number]
-    parts = [e for e in generations if e["epoch"] == number and e["left"] is not None]
-    others = [e for e in generations if e["epoch"] <= number and e not in parts]
+    stretches = _stretches(number, generations)
     left: Spans = [(0, size)]
-    for before, event in zip([others[-1], *parts], [*parts, None], strict=True):
+    for worlds, event in zip(stretches, [*(s[0] for s in stretches[1:]), None], strict=True):
         rest: Spans = [] if event is None else [(a, b) for a, b in event["left"]]
         until = last if event is None else event["step"]
         if not _contains(left, rest):
@@ -101,7 +124,7 @@ def _check_epoch(
         part = [
             step
             for step in steps
-            if began < step["step"] <= until and step["samples"] and _is_of(step, before)
+            if began < step["step"] <= until and step["samples"] and _is_of(step, worlds)
         ]
         seen, missing = _count_samples(part, event)
         used = _count(left) - _count(rest)
@@ -113,11 +136,27 @@ def _check_epoch(
         left, began = rest, until
 
 
-def _is_of(step: Event, generation: Event) -> bool:
-    """Whether a step was taken in a generation, or before it; a rank that was lost may have been a
-    step further than all others."""
-    same = step.get("generation") == generation.get("generation")
-    return same or bool(step["step"] <= generation["step"])
+def _stretches(number: int, generations: Sequence[Event]) -> list[list[Event]]:
+    """The worlds that an epoch was trained in, split where the rest of it was dealt anew."""
+    found: list[list[Event]] = [[]]
+    for event in generations:
+        if event["epoch"] == number and event["left"] is not None:
+            found.append([event])
+        elif event["epoch"] == number and event.get("after") is not None:  # dealt as it was
+            found[-1].append(event)
+        elif event["epoch"] <= number:
+            found[-1] = [event]
+    return found
+
+
+def _is_of(step: Event, generations: Sequence[Event]) -> bool:
+    """Whether a step was taken in one of these; a rank that was lost may have been a step further
+    than all others. Older runs did not write their starts."""
+    return any(
+        _world_of(step) == _world_of(event)
+        or ("start" not in step and step["step"] <= event["step"])
+        for event in generations
+    )
 
 
 def _count_samples(steps: Sequence[Event], event: Event | None) -> tuple[int, bool]:

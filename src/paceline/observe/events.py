@@ -17,7 +17,7 @@ from paceline.errors import ConfigError, DataError
 
 FLUSH_EVERY_S = 1.0
 BUFFER_BYTES = 1 << 16
-_OWN_KEYS = frozenset({"time", "rank", "node", "generation"})
+_OWN_KEYS = frozenset({"time", "rank", "node", "start", "generation"})
 _log = logging.getLogger("paceline.observe")
 
 
@@ -39,13 +39,15 @@ class EventLog:
         node: str,
         every_s: float = FLUSH_EVERY_S,
         generation: int | None = None,
+        start: int | None = None,
     ) -> None:
-        """`every_s`: how often what is buffered goes to the file; 0: each event at once. Of an
-        elastic world every line also says the generation."""
+        """`every_s`: how often what is buffered goes to the file; 0: each event at once. Every line
+        also says with which start of the run it came, and the generation of an elastic world."""
         self._every_s = every_s
         self._file: TextIO | None = None
         self._heads: dict[str, str] = {}
-        which = "" if generation is None else f', "generation": {generation:d}'
+        known = {"start": start, "generation": generation}
+        which = "".join(f', "{key}": {n:d}' for key, n in known.items() if n is not None)
         self._origin = f', "rank": {rank:d}, "node": {json.dumps(node)}{which}, "event": '
         self._flush_at = time.monotonic() + every_s
         if directory is not None:

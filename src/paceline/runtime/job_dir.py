@@ -31,6 +31,10 @@ RESTART = "PACELINE_RESTART"
 ELASTIC = "PACELINE_ELASTIC"
 """The variable that is 1 where ranks may be lost and the others go on."""
 
+AGAIN = "again"
+"""Its value where a lost rank ends the others, and the launcher starts those that are left again;
+in the launcher: do so though this MPI outlives its ranks."""
+
 JOINS = "joins"
 """Its value in a process that was started to join such ranks, until it is one of them."""
 

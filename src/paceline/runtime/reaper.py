@@ -24,6 +24,7 @@ from paceline.core.private import remove_folder
 
 SHARED_MEMORY = Path("/dev/shm")
 JOB_DIR = "PACELINE_JOB_DIR"
+NODE_STATE = "PACELINE_NODE_STATE"
 """As in `cluster.identity`, which loads more than this program needs."""
 
 REAPER_PID = "reaper.pid"
@@ -96,8 +97,8 @@ def start_reaper(folder: Path, parent: int) -> int:
 
 
 def _start(folder: Path, arguments: list[str], stdin: int) -> "subprocess.Popen[bytes]":
-    # Without JOB_DIR: processes that have it are ended with the job.
-    environ = {name: value for name, value in os.environ.items() if name != JOB_DIR}
+    # Without these: processes that have them are ended with the job.
+    environ = {n: value for n, value in os.environ.items() if n not in (JOB_DIR, NODE_STATE)}
     return subprocess.Popen(
         [sys.executable, "-I", "-S", str(Path(__file__).resolve()), *arguments],
         env=environ | {_FOLDER: str(folder)},
@@ -133,12 +134,12 @@ def members(session: int, folder: Path | None) -> Iterator[int]:
 
 
 def _belongs_to(process: Path, folder: Path | None) -> bool:
-    """Whether the process was started with this directory as its JOB_DIR."""
+    """Whether the process was started with this directory as its JOB_DIR or NODE_STATE."""
     if folder is None:
         return False
-    mark = f"{JOB_DIR}={folder}".encode()
+    marks = {f"{name}={folder}".encode() for name in (JOB_DIR, NODE_STATE)}
     with suppress(PermissionError):
-        return mark in (process / "environ").read_bytes().split(b"\0")
+        return not marks.isdisjoint((process / "environ").read_bytes().split(b"\0"))
     return False
 
 
@@ -224,6 +225,7 @@ def clean_up_after(folder: Path, parent: int) -> None:
     for pid in members(_NO_SESSION, folder):
         with suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
+    _wait_until_gone(_NO_SESSION, folder, _GRACE_S)  # one that writes on would keep the folder
     remove_folder(folder)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from paceline.config.messages import show
 from paceline.errors import ConfigError
 
-KINDS = ("exception", "sigkill", "sigstop", "exit", "nan", "disk-full", "delay", "drop")
+KINDS = ("exception", "sigkill", "sigstop", "hang", "exit", "nan", "disk-full", "delay", "drop")
 MOMENTS = (
     "after", "before", "moving", "pushing", "serving", "validation", "saving", "recovery", "end"
 )  # fmt: skip
@@ -29,7 +29,7 @@ class Fault:
     """
 
     kind: str
-    """exception, sigkill, sigstop, exit, nan, disk-full, delay or drop."""
+    """exception, sigkill, sigstop, hang, exit, nan, disk-full, delay or drop."""
     rank: int
     step: int
     """Steps of that rank, counted from 1."""

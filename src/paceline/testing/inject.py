@@ -35,6 +35,7 @@ class Inject(Callback):
 
     - `exception` raises a RuntimeError, `exit` exits with `code`;
     - `sigkill` and `sigstop` send this process that signal (a sigkill also at other moments);
+    - `hang`: this process does nothing more, until it is ended;
     - `disk-full`: this process can no longer write to files. It sets the limit of file sizes to
       0, so the error is EFBIG ("File too large"), not ENOSPC; what is already written stays, and
       pipes and memory are not affected.
@@ -83,7 +84,7 @@ class Inject(Callback):
         trap, self._trap = self._trap, None
         if trap is not None and not trap.close():
             _fall_silent(trainer.world)
-        kinds = ("exception", "exit", "sigkill", "sigstop", "disk-full")
+        kinds = ("exception", "exit", "sigkill", "sigstop", "hang", "disk-full")
         for fault in self._due(trainer, step, kinds):
             if fault.at == "after":
                 _log.warning("injecting %s", fault)
@@ -101,6 +102,9 @@ def _strike(fault: Fault) -> None:
         raise RuntimeError(f"injected on rank {fault.rank} after step {fault.step}")
     if fault.kind == "exit":
         sys.exit(fault.code)
+    if fault.kind == "hang":
+        time.sleep(_SILENCE_S)
+        raise RuntimeError(f"rank {fault.rank} hung for {_SILENCE_S:.0f} s and nobody ended it")
     if fault.kind == "disk-full":
         _refuse_files()
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 
 from paceline.comm import World
 from paceline.config.data import DataConfig
@@ -14,6 +15,7 @@ from paceline.errors import ConfigError
 from paceline.observe import Stopwatch
 from paceline.rules import ExchangeKind
 from paceline.runtime.failure import fail
+from paceline.runtime.job_dir import AGAIN, ELASTIC
 from paceline.sync.make import resolve
 from paceline.training.balance import LEARNED, MEASURED, BalanceSettings, make_balancer
 from paceline.training.batches import read_weights
@@ -73,7 +75,8 @@ def check_elastic(config: RunConfig, world: World) -> None:
             "data.deal=dynamic with a rule that merges weights: nobody would know which batches a "
             "rank that is lost had taken since the last exchange; omit it, or --elastic"
         )
-    if config.elastic.enabled and not world.elastic and world.size > 1 and world.rank == 0:
+    told = os.environ.get(ELASTIC) == AGAIN
+    if config.elastic.enabled and not (world.elastic or told) and world.size > 1 and not world.rank:
         _log.warning(
             "a rank that is lost ends this run: it was not started with --elastic by an mpirun of "
             "Open MPI 5"

@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.checkpoint.saver import Saver
-from paceline.checkpoint.store import Store
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
 from paceline.config.reading import read_config
@@ -23,15 +21,7 @@ from paceline.data import Stream, batches_per_epoch
 from paceline.data.cache.node_cache import NodeCache
 from paceline.errors import ConfigError, RanksLost
 from paceline.frameworks.random_state import seed_generators
-from paceline.observe import (
-    EventLog,
-    History,
-    Progress,
-    Stopwatch,
-    make_progress,
-    setup_logging,
-)
-from paceline.observe.events import FLUSH_EVERY_S
+from paceline.observe import History, Progress, Stopwatch, setup_logging
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
@@ -64,9 +54,10 @@ from paceline.training.loop.sync_run import SyncRun
 from paceline.training.loop.worker import most_in_hand
 from paceline.training.membership.recruiter import Recruiter
 from paceline.training.model_file import check_room, save_model
+from paceline.training.outputs import open_outputs
 from paceline.training.resume.carried import Carried
 from paceline.training.resume.continuation import Continuation
-from paceline.training.resume.resumed import FOLDER, Resumed, check_identity, find_resumed
+from paceline.training.resume.resumed import Resumed, check_identity, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
 from paceline.training.run_data import check_elastic, make_dealer, open_run_data
 from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_json
@@ -169,6 +160,8 @@ class Trainer:
         self.clock, self.history = Clock(), History()
         self._training_run = self._carried = None
         goes_on = self._enter(cache) if is_newcomer() else None
+        if goes_on is None:
+            self._start = self.world.bcast_value(time.time_ns() // 1_000_000)
         while True:
             try:
                 return self._fit_generation(cache, goes_on)
@@ -189,6 +182,7 @@ class Trainer:
             raise SystemExit(0) from None
         self._identity = self._identify(self._data)
         check_identity(goes_on.facts, self._identity, self.run_dir)
+        self._start = int(goes_on.facts["start"])
         return goes_on
 
     def _carry_over(self) -> Carried | None:
@@ -318,6 +312,7 @@ class Trainer:
                 self.clock,
                 self.history,
                 self._identity,
+                start=self._start,
                 numbered_for=self._numbered_for(resumed),
                 dealer=dealer,
                 watch=watch,
@@ -326,7 +321,7 @@ class Trainer:
                 epoch_begun=before.epoch_begun if before is not None and goes_on else None,
                 stop_asked=before is not None and goes_on and before.stop_asked,
             )
-            progress, saver = state.outputs.progress, state.outputs.saver
+            outputs = state.outputs
             run = (AsyncRun if self._exchange.asynchronous else SyncRun)(state)
             if resumed is not None:
                 restore_run(run, resumed)
@@ -335,9 +330,10 @@ class Trainer:
             confirm(world)
             self._training_run = run
             self._begin_generation(state, resumed)
-            self._announce(progress, resumed)
-            run.write_generation(resumed if isinstance(resumed, Carried) else None)
-            saver.begin_period(self.clock.step)
+            self._announce(outputs.progress, resumed)
+            run.write_generation(resumed)
+            for saver in filter(None, (outputs.saver, outputs.node_saver)):
+                saver.begin_period(self.clock.step)
             limits = config.stall_warning_s, config.stall_timeout_s
             stack.enter_context(watched(lambda: (state.watch.laps, state.clock.step), *limits))
             try:
@@ -374,17 +370,8 @@ class Trainer:
             progress.message(resumed.describe())
 
     def _open_outputs(self, stack: ExitStack) -> RunOutputs:
-        config, world = self.config, self.world
-        # A rank that is lost writes no more.
-        kind = (0.0, world.generation_number) if world.elastic else (FLUSH_EVERY_S, None)
-        log = EventLog(self.run_dir / "events", world.rank, world.node, *kind)
-        events = stack.enter_context(log)
-        progress = make_progress(world.rank, config.progress)
-        stack.callback(progress.close)
-        store = Store(self.run_dir / FOLDER, config.keep_checkpoints)
-        saver = Saver(store, config.checkpoint_every, _log.warning)
-        stack.push(saver.end)
-        return RunOutputs(self.run_dir, events, progress, saver)
+        parts = self.world, self.config, self._exchange, self.replica
+        return open_outputs(stack, *parts, self.run_dir, self._start)
 
     def _claim_together(self, goes_on: bool) -> None:
         """Rank 0 holds the run directory; if it was lost, the next one does."""

@@ -1,4 +1,5 @@
 import argparse
+import contextlib
 import functools
 import os
 import sys
@@ -8,10 +9,13 @@ import pytest
 
 from paceline.cli.rank_options import add_rank_options, read_rank_options
 from paceline.cluster.hosts import Host
+from paceline.cluster.identity import NODE_STATE
 from paceline.launch import ranks
 from paceline.launch.job import Mpirun, Placement
 from paceline.launch.placement import RankPlan
+from paceline.launch.restarts import Replacements, run_on_what_is_left
 from paceline.launch.supervise import JobResult
+from paceline.runtime.job_dir import AGAIN, ELASTIC
 
 HEAD = (sys.executable, "-m", "paceline")
 
@@ -26,6 +30,7 @@ def started(monkeypatch):
         return JobResult(1)
 
     monkeypatch.setattr(ranks, "find_mpirun", lambda: Mpirun("mpirun", "openmpi"))
+    monkeypatch.setattr(ranks, "outlives_ranks", lambda launcher: True)
     monkeypatch.setattr(ranks, "start_ranks", functools.partial(start, "ranks"))
     monkeypatch.setattr(ranks, "start_alone", functools.partial(start, "alone"))
     patient = functools.partial(ranks.run_with_restarts, sleep=lambda seconds: None)
@@ -85,9 +90,27 @@ def test_what_is_left_starts_again(ends, placement, least, plans):
         assert not plan.placement.hosts or sum(h.slots for h in plan.placement.hosts) == plan.ranks
         return next(codes)
 
-    ended = ranks.run_on_what_is_left(run, RankPlan(5, 1, placement), least)
+    ended = run_on_what_is_left(run, RankPlan(5, 1, placement), least)
     assert [plan.ranks for plan in started] == plans
-    assert ended == ends[len(plans) - 1]
+    last = ends[len(plans) - 1]
+    is_lost = not last.signalled and (last.died or last.lost_host is not None)
+    assert ended == replace(last, too_few=is_lost)
+
+
+def test_others_take_the_place_of_lost_ranks_as_long_as_they_get_on(tmp_path):
+    """Three starts in a row that save nothing new are enough: then there is one rank less."""
+    started, saves = [], tmp_path / "checkpoints"
+    saved_by_start = {0: "step-00000010", 2: "step-00000020"}
+
+    def run(number, plan):
+        started.append(plan.ranks)
+        if number in saved_by_start:
+            (saves / saved_by_start[number]).mkdir(parents=True)
+        return DIED if number < 6 else JobResult(0)
+
+    replacements = Replacements(tmp_path)
+    run_on_what_is_left(run, RankPlan(3, 1, Placement()), 1, tmp_path, replacements)
+    assert started == [3, 3, 3, 3, 3, 3, 2]
 
 
 def test_a_lost_host_is_not_used_again():
@@ -97,7 +120,7 @@ def test_a_lost_host_is_not_used_again():
         first.append([host.name for host in plan.placement.hosts])
         return next(second)
 
-    ranks.run_on_what_is_left(run, RankPlan(5, 1, HOSTS), 1)
+    run_on_what_is_left(run, RankPlan(5, 1, HOSTS), 1)
     assert first == [["a", "b", "c"], ["a", "c"]]
 
 
@@ -108,6 +131,24 @@ def test_an_elastic_run_is_restarted_after_other_failures(started):
         ("ranks", (*HEAD, "train"), 0),
         ("ranks", (*HEAD, "train", "--resume", "auto"), 1),
     ]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_ranks_are_told_that_start_again_from_node_memory(
+    started, monkeypatch, capsys, tmp_path, fails
+):
+    """What node memory has is copied to the disk after a failure."""
+    jobs, copied = [], []
+    monkeypatch.setattr(ranks, "outlives_ranks", lambda launcher: False)
+    monkeypatch.setattr(ranks, "node_state", lambda: contextlib.nullcontext(tmp_path))
+    ends = JobResult(1 if fails else 0)
+    monkeypatch.setattr(ranks, "start_ranks", lambda job, *_: jobs.append(job) or ends)
+    request = replace(parse("-n", "2"), elastic=True)
+    more = {"again": lambda: ["train"], "rescue": lambda memory: copied.append(memory)}
+    ranks.start_or_join(request, ["train"], never, **more)
+    assert jobs[0].variables == {ELASTIC: AGAIN, NODE_STATE: str(tmp_path)}
+    assert copied == ([tmp_path] if fails else [])
+    assert "start again from node memory" in capsys.readouterr().err
 
 
 def test_without_a_command_for_it_a_restart_takes_the_same(started):

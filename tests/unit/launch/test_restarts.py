@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.launch.ranks import run_with_restarts
+from paceline.launch.restarts import run_with_restarts
 from paceline.launch.supervise import JobResult
 
 

@@ -69,6 +69,44 @@ def test_what_was_done_after_the_checkpoint_that_a_run_went_on_from_does_not_cou
     assert check_events([*events, epoch(1, 3)]).is_whole
 
 
+def started_again(steps_before=(), **more):
+    """From a checkpoint after step 1, in the first generation of the first start."""
+    first = [generation(0), step(0, 1), step(1, 1), *steps_before]
+    again = {**generation(1, left=[[10, 20]], ranks=1), "after": [7, 0], **more}
+    second = [again, step(0, 2), step(0, 3), epoch(1, 3)]
+    return [{**e, "start": 7} for e in first] + [{**e, "start": 9} for e in second]
+
+
+def test_worlds_of_two_starts_are_told_apart():
+    """The first start had lost a rank after the checkpoint, and the second has numbered its
+    generations anew."""
+    lost = {**generation(1, left=[[5, 20]], taken=[1, 0], lost=[1]), "generation": 1}
+    events = started_again([lost, step(0, 2, generation=1)])
+    found = check_events(events)
+    assert found.problems == []
+    assert found.facts == ["1 epoch, 2 generations of the world, 0 ranks lost, 1 time resumed"]
+    assert not check_events(started_again([lost], after=[7, 1])).is_whole
+
+
+def test_a_rank_may_write_a_step_before_the_leading_one_has_told_of_the_start():
+    events = started_again()
+    first, told, *others = events[3:]
+    assert told["step"] == 2
+    assert check_events([*events[:3], told, first, *others]).is_whole
+
+
+def test_a_run_that_goes_on_with_as_many_ranks_keeps_its_samples_where_they_were():
+    """After a rank was lost: what is left was dealt then, and not again."""
+    later = generation(1, left=[[10, 20]], taken=[1, 1], lost=[1], ranks=1)
+    again = {**generation(2, ranks=1), "after": [7, 1], "start": 9, "generation": 0}
+    events = [generation(0), step(0, 1), step(1, 1)]
+    events = [{**e, "start": 7, "generation": 0} for e in events]
+    events += [{**e, "start": 7, "generation": 1} for e in (later, step(0, 2), step(0, 3))]
+    events += [again, *({**e, "start": 9, "generation": 0} for e in (step(0, 3), epoch(1, 3)))]
+    assert check_events(events).problems == []
+    assert not check_events([e for e in events if e["step"] != 2 or "after" in e]).is_whole
+
+
 WRONG = {
     "a sample twice": [*shrunk()[:-1], step(0, 3), epoch(1, 3)],
     "a sample lost": [event for event in shrunk() if event != step(0, 3)],

@@ -22,6 +22,9 @@ LEFT_S = 5.0
 SILENT_S = 10.0
 """How long rank 0, which is about to end, waits for a heartbeat of a silent rank."""
 
+GOING_ON_S = 60.0
+"""How long the others may take to go on when ranks that hang are killed."""
+
 _NAMED = 6
 """Ranks that a message names; it counts the others."""
 
@@ -65,6 +68,10 @@ class Finding:
 
     text: str
     end: bool = False
+    facts: str = ""
+    hung: tuple[tuple[int, int], ...] = ()
+    """The ranks that hang for certain, each with a rank of its node that can kill it: then the
+    others can go on, if this MPI or the launcher lets them."""
 
 
 class StallDetector:
@@ -81,6 +88,7 @@ class StallDetector:
         self._heard_s = [now_s] * len(nodes)
         self._warned_s: float | None = None
         self._stalled_s = 0.0
+        self._hung_s: float | None = None
 
     def hear(self, rank: int, heartbeat: Heartbeat, now_s: float) -> None:
         """Record a rank's heartbeat; of a rank that has left, the first that says so."""
@@ -172,12 +180,21 @@ class StallDetector:
             return None
         self._stalled_s = max(s for s, _ in late)
         if any(p.timeout_s is not None and s >= p.timeout_s for s, p in late):
-            facts, remedy = self._describe(now_s)
-            return Finding(f"{facts}; ended (stall_timeout_s). {remedy}", end=True)
+            return self._judge_late(now_s)
         if self._warned_s is not None:
             return None
         self._warned_s = self._stalled_s
         return Finding(self._describe(now_s)[0])
+
+    def _judge_late(self, now_s: float) -> Finding | None:
+        """Ranks that hang are named once; others must then go on without them."""
+        if self._hung_s is not None and now_s - self._hung_s < GOING_ON_S:
+            return None
+        hung = self._find_hung(now_s) if self._hung_s is None else ()
+        self._hung_s = now_s
+        facts, remedy = self._describe(now_s)
+        text = f"{facts}; ended (stall_timeout_s). {remedy}"
+        return Finding(text, end=True, facts=facts, hung=hung)
 
     def _ranks_that_stay(self) -> list[int]:
         return [
@@ -194,14 +211,37 @@ class StallDetector:
         # Less than all of the stall: its last heartbeat may have come a moment after it began.
         return self.silence_s(rank, now_s) >= self._stalled_s / 2
 
+    def _sort(self, now_s: float) -> tuple[list[int], list[int], list[int]]:
+        """Ranks that are silent, those that wait, and all that do not wait."""
+        silent = [rank for rank in self._ranks_that_stay() if self._is_silent(rank, now_s)]
+        waiting = [rank for rank in self._in_state("waiting") if rank not in silent]
+        missing = [rank for rank in range(len(self._heartbeats)) if rank not in waiting]
+        return silent, waiting, missing
+
+    def _find_hung(self, now_s: float) -> tuple[tuple[int, int], ...]:
+        """Who hangs for certain, each with who can kill it.
+
+        Not more than half of the ranks, for then the others may be the ones that are cut off; and
+        a silent rank only if another of its node is heard of: else the node may be lost.
+        """
+        silent, waiting, missing = self._sort(now_s)
+        if 2 * len(missing) > len(self._heartbeats) or self._in_state("left"):
+            return ()
+        found = []
+        for rank in missing:
+            near = [other for other in waiting if self._nodes[other] == self._nodes[rank]]
+            able = [*near, *([rank] if rank not in silent else [])]
+            if not able:
+                return ()
+            found.append((rank, able[0]))
+        return tuple(found)
+
     def _describe(self, now_s: float) -> tuple[str, str]:
         """The facts of a stall, and what to do."""
         steps = [heartbeat.step for heartbeat in self._heartbeats if heartbeat.step is not None]
         at_step = f" at step {max(steps)}" if steps else ""
         head = f"nothing has moved for {self._stalled_s:.0f} s{at_step}: "
-        silent = [rank for rank in self._ranks_that_stay() if self._is_silent(rank, now_s)]
-        waiting = [rank for rank in self._in_state("waiting") if rank not in silent]
-        missing = [rank for rank in range(len(self._heartbeats)) if rank not in waiting]
+        silent, waiting, missing = self._sort(now_s)
         if not missing:
             return (
                 f"{head}all ranks wait for each other ({self._places(waiting)})",

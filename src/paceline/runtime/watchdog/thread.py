@@ -23,7 +23,8 @@ import numpy as np
 
 from paceline.comm import Backoff, Pending, World
 from paceline.errors import RanksLost, WorldError
-from paceline.runtime.job_dir import HEARTBEATS, notify_launcher
+from paceline.runtime.job_dir import AGAIN, ELASTIC, HEARTBEATS, notify_launcher
+from paceline.runtime.watchdog.killing import Killer, Orders, own_process
 from paceline.runtime.watchdog.sections import Tracker, own_sections
 from paceline.runtime.watchdog.stall_detector import (
     HEARTBEAT_BYTES,
@@ -41,26 +42,34 @@ _HEARTBEATS_PER_S = 200
 _LONGEST_BEAT_S = 5.0
 _GOODBYE_S = 5.0
 """How long a rank that ends tries to report it."""
+_FORWARD_S = 0.2
+"""Time for the launcher to forward a message of a rank that is killed."""
 
 _log = logging.getLogger("paceline")
+End = Callable[[WorldError], object]
+"""Ends all ranks."""
 
 
 _watch: RankWatch | None = None
 
 
-def start_watch(world: World, end: Callable[[WorldError], object]) -> None:
+def start_watch(world: World, end: End) -> None:
     """Watch this rank from now on; all ranks start together. `end` ends all of them."""
     global _watch
     silence()  # one of a world that has ended
-    known = world.allgather_values((world.node, world.thread_multiple))
+    known = world.allgather_values((own_process(world.node), world.thread_multiple))
     if world.size == 1 or not all(may_talk for _, may_talk in known):
         return
     comm = world.split(0)
-    nodes = [node for node, _ in known]
+    processes = [process for process, _ in known]
+    nodes = [process.node for process in processes]
+    goes_on = world.elastic or os.environ.get(ELASTIC) == AGAIN
+    killer = Killer(comm, processes) if goes_on else None
     if world.rank > 1:
         _watch = HeartbeatSender(comm)
     else:
-        _watch = Rank0Watch(comm, nodes, end) if world.rank == 0 else Rank1Deputy(comm, nodes, end)
+        kind = Rank0Watch if world.rank == 0 else Rank1Deputy
+        _watch = kind(comm, nodes, end, killer)
     _watch.start()
     own_sections.are_watched = True
     # MPI ends when Python has, after all that is registered here.
@@ -155,13 +164,26 @@ class RankWatch:
     def _pause(self) -> None:
         self._leaving.wait(self._beat_s())
 
-    def _act_on(self, finding: Finding | None, end: Callable[[WorldError], object]) -> None:
+    def _act_on(self, finding: Finding | None, end: End, killer: Killer | None) -> None:
         if finding is None or self.silenced:
             return
-        if finding.end:
+        if killer is not None and finding.hung:
+            ranks = ", ".join(str(rank) for rank, _ in finding.hung)
+            self._say(
+                f"{finding.facts}; rank {ranks} is killed (stall_timeout_s), and the others go on"
+            )
+            time.sleep(_FORWARD_S)
+            for rank, by in finding.hung:
+                killer.kill(rank, by)
+        elif finding.end:
             end(WorldError(finding.text))
+        else:
+            self._say(finding.text)
+
+    @staticmethod
+    def _say(text: str) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr may be closed
-            sys.stderr.write(f"paceline: {finding.text}\n")
+            sys.stderr.write(f"paceline: {text}\n")
             sys.stderr.flush()
 
     def _beat_s(self) -> float:
@@ -224,7 +246,7 @@ class HeartbeatSender(RankWatch):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self._outbox = _Outbox(world, 0)
+        self._outbox, self._orders = _Outbox(world, 0), Orders(world)
         self._last = Heartbeat()
 
     def _is_over(self) -> bool:
@@ -233,6 +255,7 @@ class HeartbeatSender(RankWatch):
     def _beat(self) -> None:
         self._last = self._tracker.look(self._clock.tick(3 * self._beat_s()))
         self._outbox.offer(self._last)
+        self._orders.obey()
 
     def leave(self) -> None:
         self._leaving.set()
@@ -241,13 +264,17 @@ class HeartbeatSender(RankWatch):
             self._outbox.wait_until_sent()
             self._outbox.offer(replace(self._last, state="left"))
             self._outbox.wait_until_sent()
+            self._orders.close()
 
 
 class Rank1Deputy(HeartbeatSender):
     """Looks for stalls on rank 1 when rank 0 is silent, and so cannot do it."""
 
-    def __init__(self, world: World, nodes: list[str], end: Callable[[WorldError], object]) -> None:
+    def __init__(
+        self, world: World, nodes: list[str], end: End, killer: Killer | None = None
+    ) -> None:
         super().__init__(world)
+        self._killer = killer
         self._detector = StallDetector(nodes[:2], self._clock.now_s)
         self._inbox = _Inbox(world, self._detector)
         self._end = end
@@ -259,7 +286,7 @@ class Rank1Deputy(HeartbeatSender):
         self._detector.hear(1, self._last, now_s)
         silent = self._detector.silence_s(0, now_s) >= (self._last.warning_s or float("inf"))
         if silent or self._detector.has_warned:
-            self._act_on(self._detector.look(now_s), self._end)
+            self._act_on(self._detector.look(now_s), self._end, self._killer)
 
     def leave(self) -> None:
         super().leave()
@@ -270,8 +297,11 @@ class Rank1Deputy(HeartbeatSender):
 class Rank0Watch(RankWatch):
     """Receives the heartbeats of all ranks, on rank 0, and acts on the detector's findings."""
 
-    def __init__(self, world: World, nodes: list[str], end: Callable[[WorldError], object]) -> None:
+    def __init__(
+        self, world: World, nodes: list[str], end: End, killer: Killer | None = None
+    ) -> None:
         super().__init__(world)
+        self._killer = killer
         self._detector = StallDetector(nodes, self._clock.now_s)
         self._inbox, self._outbox = _Inbox(world, self._detector), _Outbox(world, 1)
         self._end = end
@@ -303,7 +333,7 @@ class Rank0Watch(RankWatch):
         if now_s - self._written_s >= _BEAT_S or finding is not None:
             self._written_s = now_s
             write_known(self._detector.known())
-        self._act_on(finding, self._end)
+        self._act_on(finding, self._end, self._killer)
 
     def _pause(self) -> None:
         if not self._leaving.wait(self._beat_s()):

@@ -109,11 +109,13 @@ class AsyncRun(TrainingRun):
 
     def __init__(self, state: RunState) -> None:
         leads = state.world.rank == 0
-        super().__init__(state, Worker(state, saver=state.outputs.saver if leads else None))
+        super().__init__(state, Worker(state, is_due=self.is_due if leads else lambda step: False))
         assert self.clock.samples_per_epoch is not None, "only data with a length can be granted"
         self.count = EpochCount(self.config.epochs, self.clock.samples_per_epoch)
         self.reason: str | None = None
         self._asked_at = perf_counter()
+        self._epoch_ended = False
+        """It is to be saved."""
 
     def train(self) -> str | None:
         exchange, leads = self._exchange, self.world.rank == 0
@@ -168,13 +170,21 @@ class AsyncRun(TrainingRun):
     def _pause(self) -> None:
         """All workers together, each between two of its steps."""
         exchange = self._exchange
-        exchange.pause(self.open_checkpoint, self.keep)
+        exchange.pause(lambda: self.open_checkpoint(self._saves_on_disk()), self.keep)
         if exchange.quits:
             exchange.quit()
             self.leave(exchange.workers_world)
 
+    def _saves_on_disk(self) -> bool:
+        """On rank 0; else where it is due."""
+        wanted, self._epoch_ended = self._epoch_ended, False
+        return self._exchange.quits or wanted
+
     def _keep_server(self, number: int, tree: Tree) -> None:
-        self.saver.add(number, f"server-{self.world.rank}", tree)
+        """In a server's thread, which is told the number alone."""
+        node = self.node_saver
+        saver = node if node is not None and node.is_open(number) else self.saver
+        saver.add(number, f"server-{self.world.rank}", tree)
 
     @property
     def _exchange(self) -> AsynchronousExchange:
@@ -203,6 +213,7 @@ class AsyncRun(TrainingRun):
         if self.state.stop_asked:
             self._exchange.ask_to_stop()
         elif self.saver.each_epoch:
+            self._epoch_ended = True
             self._exchange.ask_to_save()
 
     def _is_wanted(self) -> bool:

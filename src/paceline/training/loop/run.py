@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from paceline.checkpoint.saver import OpenCheckpoint
+from paceline.checkpoint.saver import OpenCheckpoint, Saver
 from paceline.checkpoint.tree import Saved
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
@@ -30,10 +30,11 @@ from paceline.training.loop.stopping import Stopping
 from paceline.training.loop.validation import validate
 from paceline.training.loop.waiting import judge_waiting
 from paceline.training.loop.worker import StepHook, Worker
+from paceline.training.resume.carried import Carried
 from paceline.training.resume.snapshot import snapshot_common, snapshot_rank
 
 if TYPE_CHECKING:
-    from paceline.training.resume.carried import Carried
+    from paceline.training.resume.continuation import Continuation
 
 _log = logging.getLogger("paceline.training")
 
@@ -49,10 +50,11 @@ class TrainingRun(ABC):
         self.state, self.worker = state, worker
         self.world, self.config, self.replica = state.world, state.config, state.replica
         self.clock, self.history, self.exchange = state.clock, state.history, state.exchange
-        self.events, self.progress, self.saver = state.outputs[1:]
+        self.events, self.progress, self.saver, self.node_saver = state.outputs[1:]
         self.notify = state.callbacks.notify
         self.stopping = Stopping(self.config.stop)
         self.divergence = Divergence()
+        self._paused_at = 0.0
 
     @abstractmethod
     def train(self) -> str | None:
@@ -62,11 +64,17 @@ class TrainingRun(ABC):
         """Ranks were lost, and those that are left come here: finish what was under way."""
         self.worker.settle(left)
 
-    def write_generation(self, carried: Carried | None) -> None:
+    def write_generation(self, resumed: Continuation | None) -> None:
         """With which ranks the run goes on, what each had of the epoch, and what is left of it."""
         if self.world.rank:
             return
-        ranges = self.worker.position.remainder.ranges
+        carried = resumed if isinstance(resumed, Carried) else None
+        ranges, after = self.worker.position.remainder.ranges, None
+        left = None if ranges is None else [list(span) for span in ranges]
+        if resumed is not None and carried is None:
+            after = [resumed.facts.get("start", 0), resumed.facts.get("generation", 0)]
+            if left == resumed.common["remainder"]["ranges"]:  # dealt as it was
+                left = None
         self.events.write(
             "generation",
             step=self.clock.step,
@@ -77,7 +85,8 @@ class TrainingRun(ABC):
             asked=0 if carried is None else len(carried.change.asked),
             joined=0 if carried is None else len(carried.change.joined),
             taken=None if carried is None else carried.taken,
-            left=None if ranges is None else [list(span) for span in ranges],
+            left=left,
+            after=after,
             samples_per_epoch=self.clock.samples_per_epoch,
             asynchronous=self.exchange.asynchronous,
         )
@@ -114,24 +123,49 @@ class TrainingRun(ABC):
         balancer = self.state.data.balancer
         return parts | ({"balance": balancer} if balancer and balancer.learns else {})
 
-    def open_checkpoint(self) -> OpenCheckpoint:
-        """Rank 0 begins one."""
-        constants = checksum(self.replica.constants())
-        return OpenCheckpoint(self.saver.open(self.clock.step), constants)
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after that many steps, on disk or in node memory."""
+        node = self.node_saver
+        return self.saver.is_due(step) or (node is not None and node.is_due(step))
+
+    def open_checkpoint(self, on_disk: bool = True) -> OpenCheckpoint:
+        """Rank 0 begins one: on disk, or else where it is due."""
+        self._paused_at = perf_counter()
+        step, constants = self.clock.step, checksum(self.replica.constants())
+        node = self.node_saver
+        if on_disk or node is None or self.saver.is_due(step):
+            return OpenCheckpoint(self.saver.open(step), constants)
+        number = node.open(step)  # when the last is written, and what it has cost is known
+        again_s = node.again_s(step, run_freely=not self.exchange.replicas_stay_equal)
+        return OpenCheckpoint(number, constants, again_s)
 
     def keep(self, opened: OpenCheckpoint) -> None:
         """Hand this rank's parts of a checkpoint to the saver; training goes on at once."""
-        self.saver.begin_period(self.clock.step)
+        self.events.flush()  # those of steps that are not done again
+        saver = self._begin_period(opened)
         if opened.number is None:
             return
         own = snapshot_rank(self, opened.constants)
-        self.saver.add(opened.number, f"rank-{self.world.rank}", own)
+        saver.add(opened.number, f"rank-{self.world.rank}", own)
         if self.world.rank == 0:
-            self.saver.add(opened.number, "common", snapshot_common(self))
+            saver.add(opened.number, "common", snapshot_common(self))
             facts = self.facts()
             parts = [f"rank-{rank}" for rank in facts["workers"]]
             parts += [f"server-{rank}" for rank in facts["servers"]]
-            self.saver.commit(opened.number, ["common", *parts], facts)
+            saver.commit(opened.number, ["common", *parts], facts)
+            if self.node_saver is not None and opened.again_s is not None:
+                self.node_saver.note_pause(perf_counter() - self._paused_at)
+
+    def _begin_period(self, opened: OpenCheckpoint) -> Saver:
+        """Where this checkpoint goes; until the next is due."""
+        step, node = self.clock.step, self.node_saver
+        if node is None or opened.again_s is None:
+            self.saver.begin_period(step)
+            if node is not None:
+                node.begin_period(step)
+            return self.saver
+        node.begin_next(step, opened.again_s)
+        return node
 
     def facts(self) -> Tree:
         """Facts about the run that a resumed one needs, or must match."""
@@ -146,6 +180,8 @@ class TrainingRun(ABC):
             "workers": list(exchange.workers),
             "servers": servers,
             "numbered_for": self.state.numbered_for,
+            "start": self.state.start,
+            "generation": self.world.generation_number,
             "optimizer": self.config.describe()["optimizer"],
             **self.state.identity,
         }

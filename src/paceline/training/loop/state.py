@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from paceline.checkpoint.node_saver import NodeSaver
 from paceline.checkpoint.saver import Saver
 from paceline.comm import World
 from paceline.config.run import RunConfig
@@ -43,6 +44,8 @@ class RunOutputs(NamedTuple):
     events: EventLog
     progress: Progress
     saver: Saver
+    node_saver: NodeSaver | None = None
+    """Where a lost rank ends the others, to be started again: checkpoints in node memory."""
 
 
 @dataclass
@@ -61,6 +64,8 @@ class RunState:
     history: History
     identity: Tree
     """Facts that a resumed run must match."""
+    start: int
+    """When the run was started, in milliseconds: its events say so."""
     numbered_for: int
     """For how many workers the batches of an asynchronous run are numbered."""
     dealer: Dealer | None = None

@@ -33,7 +33,7 @@ class SyncRun(TrainingRun):
     """The run of a synchronous rule: all ranks end every epoch together, and validate."""
 
     def __init__(self, state: RunState) -> None:
-        super().__init__(state, Worker(state, self._pause, state.outputs.saver))
+        super().__init__(state, Worker(state, self._pause, self.is_due))
         self.reason: str | None = None
         self.trained: Trained | None = None
 
@@ -50,8 +50,9 @@ class SyncRun(TrainingRun):
             self.notify("on_epoch_end", record.epoch, figures)
             stop, save, quit = self._agree_at_end()
             self.reason = ASKED if stop or stopped else self.stopping.reason(figures)
-            if save or quit or self.saver.each_epoch or (self._is_done() and self.saver.regular):
-                self.save()
+            regular = self.saver.each_epoch or (self._is_done() and self.saver.regular)
+            if save or quit or regular:
+                self.save(on_disk=quit or regular)
             if quit and not self._is_done():
                 self.leave(self.world)
         self._validate_last()
@@ -68,12 +69,12 @@ class SyncRun(TrainingRun):
         self.reason = saved["reason"]
         self.trained = None if saved["trained"] is None else Trained(**saved["trained"])
 
-    def save(self) -> None:
+    def save(self, on_disk: bool = True) -> None:
         """All ranks together, between two steps."""
-        self.keep(on_rank0(self.world, self.open_checkpoint))
+        self.keep(on_rank0(self.world, lambda: self.open_checkpoint(on_disk)))
 
     def _pause(self, outcome: StepOutcome) -> None:
-        self.save()
+        self.save(on_disk=outcome.quit)
         if outcome.quit:
             self.leave(self.world)
 
@@ -129,7 +130,7 @@ class SyncRun(TrainingRun):
         """Whether to stop, to save, to quit: a rank may have been asked to in the last step or
         after it, after the last exchange."""
         wishes, self.worker.deferred = self.worker.deferred, None
-        save = (wishes is not None and wishes.save) or self.saver.is_due(self.clock.step)
+        save = (wishes is not None and wishes.save) or self.is_due(self.clock.step)
         quit = (wishes is not None and wishes.quit) or self.state.stop_requests.reason is not None
         votes = np.array([self.state.stop_asked, save, quit], float)
         self.world.all_reduce(votes)

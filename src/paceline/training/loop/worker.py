@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeGuard
 
 import numpy as np
 
-from paceline.checkpoint.saver import Saver
 from paceline.comm import World
 from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
@@ -57,11 +56,11 @@ class Worker:
         self,
         state: RunState,
         on_pause: Callable[[StepOutcome], None] = lambda outcome: None,
-        saver: Saver | None = None,
+        is_due: Callable[[int], bool] = lambda step: False,
     ) -> None:
-        """`on_pause` is called between two steps when all ranks are to save; `saver` says when
-        this worker asks for that."""
-        self._state, self._on_pause, self._saver = state, on_pause, saver
+        """`on_pause` is called between two steps when all ranks are to save; `is_due` says after
+        which step this worker asks for that."""
+        self._state, self._on_pause, self._is_due = state, on_pause, is_due
         self.world, self.config, self.clock = state.world, state.config, state.clock
         self.replica, self.exchange, self.watch = state.replica, state.exchange, state.watch
         self.stopped = False
@@ -341,7 +340,7 @@ class Worker:
         return float(self._weights[batch.indices].sum()) / self._full_weight
 
     def _wishes(self) -> StepWishes:
-        save = self._saver is not None and self._saver.is_due(self.clock.step + 1)
+        save = self._is_due(self.clock.step + 1)
         return StepWishes(
             self._state.stop_asked, save, self._state.stop_requests.reason is not None
         )

@@ -104,7 +104,7 @@ def _read_checkpoint(
         name = found
     elif name.isdecimal():
         name = name_of(int(name))
-    resumed = Resumed(store, name, SoloWorld())
+    resumed = Resumed(store, name, run_dir, SoloWorld())
     try:
         model = rebuild(resumed)
     except (KeyError, TypeError, ValueError, IndexError) as error:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TypeVar
 
+from paceline.checkpoint.saver import number_of
 from paceline.checkpoint.store import REMEDY, Store, newest_valid
+from paceline.cluster.identity import NODE_STATE
 from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
 from paceline.core.trees import Tree
@@ -33,8 +36,9 @@ _WRONG_VALUES = (
 class Resumed(Continuation):
     """A checkpoint as this rank of the resumed run sees it."""
 
-    def __init__(self, store: Store, name: str, world: World) -> None:
+    def __init__(self, store: Store, name: str, run_dir: Path, world: World) -> None:
         self._store, self._name, self._world = store, name, world
+        self.run_dir = run_dir
         with self.blamed():
             self.facts = store.facts(name)
             check_facts(self.facts)
@@ -63,11 +67,9 @@ class Resumed(Continuation):
         """Where the run continues, for the user."""
         ranks = self.facts["ranks"]
         others = "" if self.same_ranks else f" (of {ranks} rank{'s' * (ranks > 1)})"
-        return f"resuming {self._store.folder.parent} after step {self.facts['step']}{others}"
-
-    @property
-    def run_dir(self) -> Path:
-        return self._store.folder.parent
+        in_memory = self._store.folder.parent != self.run_dir
+        place = " from node memory" if in_memory else ""
+        return f"resuming {self.run_dir}{place} after step {self.facts['step']}{others}"
 
     @cached_property
     def own(self) -> Tree:
@@ -129,15 +131,24 @@ def find_resumed(resume: str | None, run_dir: Path | None, world: World) -> Resu
     """
     if resume is None or run_dir is None:
         return None
-    store = Store(run_dir / FOLDER)
-    name = on_rank0(world, lambda: newest_valid(store, _log.warning))
-    if name is not None:
-        return Resumed(store, name, world)
+    folders = [run_dir / FOLDER]
+    if NODE_STATE in os.environ:
+        folders.append(Path(os.environ[NODE_STATE]) / FOLDER)
+    found = on_rank0(world, lambda: _find_newest(folders))
+    if found is not None:
+        return Resumed(Store(folders[found[0]]), found[1], run_dir, world)
     if resume != "auto":
         raise CheckpointError(
             f"{run_dir} holds no checkpoint to go on from; set checkpoint_every in the next run"
         )
     return None
+
+
+def _find_newest(folders: Sequence[Path]) -> tuple[int, str] | None:
+    """In which folder the newest whole checkpoint is, and its name."""
+    names = [newest_valid(Store(folder), _log.warning) for folder in folders]
+    found = [(number_of(name), at, name) for at, name in enumerate(names) if name is not None]
+    return max(found)[1:] if found else None
 
 
 def check_identity(facts: Tree, expected: Tree, run_dir: Path) -> None:

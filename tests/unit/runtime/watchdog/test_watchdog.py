@@ -22,6 +22,7 @@ from paceline.runtime.watchdog import watched
 from paceline.runtime.watchdog.sections import Tracker, own_sections
 from paceline.runtime.watchdog.stack import Activity, read_activity, read_stack
 from paceline.runtime.watchdog.stall_detector import (
+    GOING_ON_S,
     HEARTBEAT_BYTES,
     LEFT_S,
     SILENT_S,
@@ -45,9 +46,12 @@ def works(since_s: float, **more) -> Heartbeat:
     return Heartbeat(state="busy", since_s=since_s, **facts)
 
 
-def judge_of(*pulses: Heartbeat | None, now_s: float = 100.0) -> StallDetector:
-    """A judge since 0 s who has heard these now; of a None, nothing at all."""
-    judge = StallDetector([f"n0{rank}" for rank in range(len(pulses))], 0.0)
+def judge_of(
+    *pulses: Heartbeat | None, now_s: float = 100.0, nodes: str | None = None
+) -> StallDetector:
+    """A judge since 0 s who has heard these now; of a None, nothing at all. Each rank has its own
+    node, unless `nodes` are given, a letter each."""
+    judge = StallDetector(nodes or [f"n0{rank}" for rank in range(len(pulses))], 0.0)
     for rank, pulse in enumerate(pulses):
         if pulse is not None:
             judge.hear(rank, pulse, now_s)
@@ -143,6 +147,39 @@ def test_a_long_stall_ends_the_run(other, remedy):
     assert verdict.end
     assert verdict.text.startswith("nothing has moved for 600 s at step 120: ")
     assert remedy in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("pulses", "nodes", "hung"),
+    [
+        ([waits(600), None], "aa", ((1, 0),)),
+        ([waits(600), works(700)], "ab", ((1, 1),)),
+        ([works(700), waits(600)], "ab", ((0, 0),)),
+        ([waits(600), None, waits(600)], "abb", ((1, 2),)),
+        ([waits(600), None, None, waits(600)], "aabb", ((1, 0), (2, 3))),
+        # Its node may be lost.
+        ([waits(600), None], "ab", ()),
+        ([waits(600), None, None, waits(600)], "abba", ()),
+        # Most are missing: this rank may be the one that is cut off.
+        ([waits(600), None, None], "aaa", ()),
+        # All wait: nobody knows for whom.
+        ([waits(600), waits(700)], "aa", ()),
+        ([waits(600), None, Heartbeat(state="left"), waits(600)], "aaaa", ()),
+    ],
+)
+def test_who_hangs_for_certain_and_who_can_kill_it(pulses, nodes, hung):
+    verdict = judge_of(*pulses, now_s=1000.0, nodes=nodes).look(1000.0)
+    assert verdict is not None
+    assert (verdict.end, verdict.hung) == (True, hung)
+
+
+def test_if_the_others_do_not_go_on_without_it_the_run_ends():
+    judge = judge_of(waits(600), None, now_s=1000.0, nodes="aa")
+    found = []
+    for now_s in (1000.0, 1001.0, 1000.0 + GOING_ON_S):
+        judge.hear(0, waits(600 + now_s - 1000), now_s)
+        found.append(judge.look(now_s))
+    assert [f and (f.end, f.hung) for f in found] == [(True, ((1, 0),)), None, (True, ())]
 
 
 def left_then(*pulses: Heartbeat, after_s: float) -> StallDetector:
