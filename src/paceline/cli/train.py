@@ -137,8 +137,10 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     if summary is not None:
         write_json(Path(summary), result.summary)
     terminal = has_terminal(os.environ, sys.stdout)
-    advice = result.summary["advice"]
-    render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks, advice)
+    verdict, advice = result.summary["verdict"], result.summary["advice"]
+    found = None if verdict is None else f"verdict: {verdict['sentence']}"
+    width = read_width(os.environ)
+    render_final(result.history, sys.stdout, terminal, width, ranks, found, advice)
     sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
     sys.stdout.flush()
     if result.summary["warning"] is not None:

@@ -337,6 +337,8 @@ class Trainer:
             self._begin_generation(state, resumed)
             self._announce(progress, resumed)
             run.write_generation(resumed if isinstance(resumed, Carried) else None)
+            if not goes_on:
+                run.write_start()
             saver.begin_period(self.clock.step)
             limits = config.stall_warning_s, config.stall_timeout_s
             stack.enter_context(watched(lambda: (state.watch.laps, state.clock.step), *limits))
