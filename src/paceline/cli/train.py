@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from paceline.training.trainer import Result
 
 
+_QUICK_BYTES = 4 << 20
+"""Of the events of a run, so many are read at its end: a tenth of a second."""
 _CHECKPOINT_EVERY = "1m"
 """Of elastic runs that may have to start again, unless the user says something else."""
 
@@ -141,10 +143,30 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     found = None if verdict is None else f"verdict: {verdict['sentence']}"
     width = read_width(os.environ)
     render_final(result.history, sys.stdout, terminal, width, ranks, found, advice)
+    page = _write_page(result.run_dir)
+    if page is not None:
+        sys.stdout.write(f"report: {_short(page)}\n")
     sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
     sys.stdout.flush()
     if result.summary["warning"] is not None:
         sys.stderr.write(f"paceline: warning: {result.summary['warning']}; {REMEDY}\n")
+
+
+def _write_page(run_dir: Path) -> Path | None:
+    """The report of the run. Whatever is wrong with it: the run itself is well."""
+    from paceline.cli.report import REPORT
+    from paceline.observe.page import write_report
+    from paceline.observe.page.figures import read_run
+    from paceline.observe.trial import TRIAL
+
+    if TRIAL in os.environ:  # nobody looks at the runs of a trial
+        return None
+    try:
+        write_report([read_run(run_dir, _QUICK_BYTES)], run_dir / REPORT)
+    except Exception as error:
+        sys.stderr.write(f"paceline: no report was written: {type(error).__name__}: {error}\n")
+        return None
+    return run_dir / REPORT
 
 
 def _short(path: Path) -> Path:

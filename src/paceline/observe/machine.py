@@ -17,7 +17,8 @@ _PACKAGES = ("paceline", "numpy", "torch", "keras", "tensorflow", "jax", "mpi4py
 
 def describe_machine() -> Tree:
     """Of this process: its command, the versions of what it has loaded, and the machine."""
-    name = Path(sys.argv[0]).name if sys.argv else ""
+    program = Path(sys.argv[0]) if sys.argv else Path()
+    name = program.parent.name if program.name == "__main__.py" else program.name
     versions = {"Python": platform.python_version()}
     for package in _PACKAGES:
         if package in sys.modules:

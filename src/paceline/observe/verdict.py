@@ -23,7 +23,7 @@ _FIRST = 3
 """Steps that start-up makes slow."""
 _WORTH_NAMING = 0.05
 """The share of time lost above which somebody is named."""
-_WORTH_NAMING_TURNS = 0.12
+_WORTH_NAMING_TURNS = 0.1
 """The same of ranks that take turns: between steps that are all alike there is always some."""
 _MUCH_COMMUNICATION = 0.4
 _SURE = 4.0
@@ -133,6 +133,7 @@ class _Steps:
         by_it = min(float(ahead.mean() / self.seconds.mean()), lost) if total > 0 else 0.0
         if by_it >= max(_WORTH_NAMING, 0.4 * lost) and _is_sure(ahead):
             return self._name(slow, by_it)
+        lost *= 1 - 1 / len(self.names)  # of all ranks: the last loses nothing
         if lost >= _WORTH_NAMING_TURNS:
             return self._name_turns(lost)
         share = float(self.rows[..., _COMMUNICATION].mean() / self.seconds.mean()) if total else 0.0
