@@ -196,7 +196,9 @@ def _settings(run: RunFigures, alone: bool) -> str:
     )
     workers = [worker for _, worker in sorted(run.workers.items())][:_MOST_ROWS]
     table = _table(
-        ["", "node", "steps", "samples", "ms/step", "bytes sent"], worker_rows(workers), "Workers"
+        ["worker", "node", "steps", "samples", "ms/step", "bytes sent"],
+        worker_rows(workers),
+        "Workers",
     )
     title = "Settings" if alone else f"Settings of {run.name}"
     config = f"<summary>config.yaml</summary><pre tabindex=0>{escape(run.config)}</pre>"

@@ -47,7 +47,7 @@ def plot_time(runs: Sequence[RunFigures]) -> Plot | None:
         return None
     title = "Where the time went"
     svg = draw_parts(title, [(name, shares) for name, shares, _ in rows])
-    head = ["", *next(iter(rows))[1], "seconds"]
+    head = ["worker" if len(runs) == 1 else "run", *next(iter(rows))[1], "seconds"]
     table = [
         [n, *(format_percent(v, decimals=1) for v in s.values()), total] for n, s, total in rows
     ]
