@@ -29,7 +29,7 @@ def make_axis(
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     low = min(low, 0.0) if zero else low
     if high - low < 1e-9 * max(abs(high), abs(low), 1e-300):
-        margin = abs(high) / 10 or 1.0
+        margin = abs(high) / 20 or 1.0
         low, high = (low if zero and low == 0 else low - margin), high + margin
     step = round_step((high - low) / ticks)
     low, high = math.floor(low / step) * step, math.ceil(high / step) * step

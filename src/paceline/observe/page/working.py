@@ -79,8 +79,14 @@ def _plot_throughput(runs: Sequence[RunFigures]) -> Plot | None:
         if len(points) < 4 or _is_coarse(run.samples):
             ends = accumulate(record.seconds for record in run.history)
             points = [(x, r.samples_per_s) for x, r in zip(ends, run.history, strict=True)]
-        curves.append(Curve(run.name, _smooth(points), number))
+        curves.append(Curve(run.name, _smooth(points, _readable(run)), number))
     return _make("Throughput", "samples/s", "seconds since the start", curves, zero=True)
+
+
+def _readable(run: RunFigures) -> int:
+    """Into how many points the throughput goes, so that each is made of a dozen steps."""
+    steps = sum(worker.steps for worker in run.workers.values()) / max(1, len(run.workers))
+    return int(min(120.0, max(8.0, steps / 12)))
 
 
 def _is_coarse(series: Series) -> bool:
