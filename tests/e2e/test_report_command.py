@@ -149,3 +149,11 @@ def test_a_million_events_take_seconds_and_little_memory(tmp_path):
     assert abs(found.part - (4 << 20) / sum(
         path.stat().st_size for path in (tmp_path / "run" / "events").iterdir()
     )) < 1e-6  # fmt: skip
+
+
+def test_watch_shows_a_run_that_has_ended(paceline, run):
+    done = paceline("watch", run)
+    assert (done.returncode, done.stderr) == (0, "")
+    state, verdict = done.stdout.splitlines()
+    assert re.match(rf"{run.name}  finished  epoch 1/1  loss \d\.\d+  val loss", state)
+    assert verdict.startswith(f"{run.name}: ")

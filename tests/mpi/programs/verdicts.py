@@ -74,9 +74,9 @@ def train(world, fault, rule):
     slow = world.rank == 1
     seconds, computes, reading = (lambda step: STEP_S), False, 0.0
     if fault == "compute" and slow:
-        seconds = lambda step: 2 * STEP_S  # noqa: E731
+        seconds = lambda step: 3 * STEP_S  # noqa: E731
     elif fault == "data" and slow:
-        reading = 2 * STEP_S / BATCH
+        reading = 3 * STEP_S / BATCH
     elif fault == "turns":
         seconds = lambda step: STEP_S * (1 + 2 * (step % world.size == world.rank))  # noqa: E731
     elif fault == "core" and slow:

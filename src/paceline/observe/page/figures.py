@@ -17,6 +17,8 @@ from paceline.observe.history import History
 from paceline.observe.page.series import Series
 
 _BLOCK = 1 << 16
+PARTS = ("compute", "wait", "communication", "data")
+"""What a worker's time goes into."""
 _KEYS = frozenset({"event", "time", "rank", "node", "step"})
 _decode = json.JSONDecoder().raw_decode
 Event = dict[str, Any]
@@ -93,7 +95,7 @@ def read_run(path: Path, most_bytes: int | None = None) -> RunFigures:
         own = found.workers.setdefault(
             worker["rank"], WorkerFigures(worker["rank"], worker["node"])
         )
-        own.split = {name: worker[name] for name in ("compute", "wait", "communication", "data")}
+        own.split = {name: worker[name] for name in PARTS}
     return found
 
 
@@ -110,6 +112,8 @@ class _Reader:
             self._take_step(event)
         elif kind == "exchange":
             self._take_exchange(event)
+        elif kind == "time":
+            self._take_split(event)
         elif kind == "start":
             self.found.start = event
         elif kind == "generation":
@@ -140,6 +144,11 @@ class _Reader:
         if event["seconds"] is not None:
             found.step_s.add(step, event["seconds"])
         found.samples.add(max(0.0, event["time"] - self.origin), samples)
+
+    def _take_split(self, event: Event) -> None:
+        """Of an epoch; the summary of a run that ends well has all of it."""
+        worker = self._worker(event)
+        worker.split = {name: worker.split.get(name, 0.0) + (event[name] or 0.0) for name in PARTS}
 
     def _take_exchange(self, event: Event) -> None:
         if (age := event.get("staleness")) is not None:
