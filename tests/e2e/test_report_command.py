@@ -156,4 +156,4 @@ def test_watch_shows_a_run_that_has_ended(paceline, run):
     assert (done.returncode, done.stderr) == (0, "")
     state, verdict = done.stdout.splitlines()
     assert re.match(rf"{run.name}  finished  epoch 1/1  loss \d\.\d+  val loss", state)
-    assert verdict.startswith(f"{run.name}: ")
+    assert verdict.startswith(f"{run.name}  verdict: ")

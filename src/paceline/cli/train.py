@@ -133,16 +133,15 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     """Write the outcome for scripts, and print it for people."""
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
+    from paceline.observe.verdict import describe_verdict
     from paceline.training.loop.run import REMEDY
     from paceline.training.run_dir import write_json
 
     if summary is not None:
         write_json(Path(summary), result.summary)
     terminal = has_terminal(os.environ, sys.stdout)
-    verdict, advice = result.summary["verdict"], result.summary["advice"]
-    found = None if verdict is None else f"verdict: {verdict['sentence']}"
-    width = read_width(os.environ)
-    render_final(result.history, sys.stdout, terminal, width, ranks, found, advice)
+    said = describe_verdict(result.summary), result.summary["advice"]
+    render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks, *said)
     page = _write_page(result.run_dir)
     if page is not None:
         sys.stdout.write(f"report: {_short(page)}\n")

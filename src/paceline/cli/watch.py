@@ -73,6 +73,7 @@ def _draw(runs: Sequence[RunTail], goes_on: Callable[[], bool]) -> None:
 
 
 def _write_lines(runs: Sequence[RunTail], goes_on: Callable[[], bool]) -> None:
+    from paceline.observe.verdict import describe_verdict
     from paceline.observe.watch_view import describe_run
 
     for run in runs:
@@ -83,5 +84,5 @@ def _write_lines(runs: Sequence[RunTail], goes_on: Callable[[], bool]) -> None:
         if not goes_on():
             break
     for run in runs:
-        verdict = ((run.summary or {}).get("verdict") or {}).get("sentence")
-        sys.stdout.write(f"{run.name}: {verdict}\n" if verdict else "")
+        verdict = describe_verdict(run.summary or {})
+        sys.stdout.write(f"{run.name}  {verdict}\n" if verdict else "")

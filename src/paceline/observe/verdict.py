@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -97,6 +97,12 @@ def judge(ranks: Mapping[int, RankTimes], asynchronous: bool = False) -> Verdict
         return _judge_speeds(ranks)
     rows = [np.asarray(one.rows[_FIRST:taken], float) for one in ranks.values()]
     return _Steps(list(ranks), [one.node for one in ranks.values()], np.stack(rows)).judge()
+
+
+def describe_verdict(summary: Mapping[str, Any]) -> str | None:
+    """The line at the end of a run with this summary."""
+    found = summary.get("verdict")
+    return None if found is None else f"verdict: {found['sentence']}"
 
 
 def _judge_saving(ranks: Mapping[int, RankTimes]) -> Verdict | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.observe.numbers import format_count, format_duration, format_loss, format_percent
 from paceline.observe.tail import RunTail, WorkerState
+from paceline.observe.verdict import describe_verdict
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
@@ -71,9 +72,8 @@ def _render_run(run: RunTail, now: float, workers: bool) -> list[RenderableType]
     parts: list[RenderableType] = [Text(describe_run(run, now))]
     if run.size is not None and run.epochs is not None:
         parts.append(ProgressBar(total=run.epochs * run.size, completed=run.samples))
-    verdict = ((run.summary or {}).get("verdict") or {}).get("sentence")
-    if verdict:
-        parts.append(Text(f"verdict: {verdict}"))
+    if (verdict := describe_verdict(run.summary or {})) is not None:
+        parts.append(Text(verdict))
     if workers and not run.is_over and run.workers:
         parts += ["", _render_workers(run.workers, now)]
     return parts

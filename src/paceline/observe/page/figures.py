@@ -61,6 +61,8 @@ class RunFigures:
     staleness: Series = field(default_factory=partial(Series, whole=True))
     distance: Series = field(default_factory=partial(Series, whole=True))
     ages: Counter[int] = field(default_factory=Counter)
+    label: str = ""
+    """A short name, for the ends of curves."""
     part: float = 1.0
     """How much of the events was read."""
 

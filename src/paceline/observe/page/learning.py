@@ -68,7 +68,7 @@ def _plot(
         for at, (name, read) in enumerate(reads.items()):
             found = ((x, read(record)) for x, record in zip(places, run.history, strict=True))
             points = [(x, y) for x, y in found if y is not None and math.isfinite(y)]
-            label = run.name if len(runs) > 1 else name
+            label = run.label if len(runs) > 1 else name
             curves.append(Curve(label, points, number if len(runs) > 1 else at))
     curves = [curve for curve in curves if curve.points]
     svg = draw_curves(title, unit or title.lower(), x_name, curves) if curves else ""

@@ -11,6 +11,7 @@ from urllib.parse import quote
 from paceline.core.files import write_atomically
 from paceline.observe.numbers import format_count, format_duration, format_loss, format_percent
 from paceline.observe.page.figures import RunFigures
+from paceline.observe.page.labels import label_runs
 from paceline.observe.page.learning import AXES, plot_epochs
 from paceline.observe.page.plots import Plot
 from paceline.observe.page.style import ALONE, COLOURS, PAGE, PARTS
@@ -27,6 +28,8 @@ def write_report(runs: Sequence[RunFigures], path: Path) -> None:
 def render_page(runs: Sequence[RunFigures]) -> str:
     """The whole document."""
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs compared"
+    for run, label in zip(runs, label_runs([run.name for run in runs]), strict=True):
+        run.label = label
     body = [
         f"<header><h1>{escape(title)}</h1>{_head(runs[0]) if len(runs) == 1 else ''}</header>",
         _compare(runs) if len(runs) > 1 else "",

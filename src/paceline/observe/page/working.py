@@ -23,10 +23,10 @@ def plot_working(runs: Sequence[RunFigures]) -> list[Plot]:
     plots = [
         plot_time(runs),
         _plot_throughput(runs),
-        _plot_series("Time of a step", "ms", "step", {r.name: r.step_s for r in runs}, 1e3),
-        _plot_series("Training loss in each step", "", "step", {r.name: r.loss for r in runs}),
+        _plot_series("Time of a step", "ms", "step", {r.label: r.step_s for r in runs}, 1e3),
+        _plot_series("Training loss in each step", "", "step", {r.label: r.loss for r in runs}),
         _plot_ages(runs),
-        _plot_series("Distance from the centre", "", "step", {r.name: r.distance for r in runs}),
+        _plot_series("Distance from the centre", "", "step", {r.label: r.distance for r in runs}),
         _plot_bytes(runs),
     ]
     return [plot for plot in plots if plot is not None]
@@ -39,7 +39,7 @@ def plot_time(runs: Sequence[RunFigures]) -> Plot | None:
         splits = _splits(run) if len(runs) == 1 else []
         if not splits:
             split = sum((record.time for record in run.history), TimeSplit())
-            splits = [("all ranks" if len(runs) == 1 else run.name, split)]
+            splits = [("all ranks" if len(runs) == 1 else run.label, split)]
         rows += [
             (name, split.shares(), f"{split.total:.1f}") for name, split in splits if split.total
         ]
@@ -79,7 +79,7 @@ def _plot_throughput(runs: Sequence[RunFigures]) -> Plot | None:
         if len(points) < 4 or _is_coarse(run.samples):
             ends = accumulate(record.seconds for record in run.history)
             points = [(x, r.samples_per_s) for x, r in zip(ends, run.history, strict=True)]
-        curves.append(Curve(run.name, _smooth(points, _readable(run)), number))
+        curves.append(Curve(run.label, _smooth(points, _readable(run)), number))
     return _make("Throughput", "samples/s", "seconds since the start", curves, zero=True)
 
 
@@ -139,7 +139,7 @@ def _make(title: str, unit: str, x_name: str, curves: Sequence[Curve], zero: boo
 def _plot_ages(runs: Sequence[RunFigures]) -> Plot | None:
     """How stale exchanges were: a histogram of one run, the mean over steps of several."""
     if len(runs) > 1:
-        series = {run.name: run.staleness for run in runs}
+        series = {run.label: run.staleness for run in runs}
         return _plot_series("Staleness", "updates of others", "step", series)
     ages = runs[0].ages
     if not ages:

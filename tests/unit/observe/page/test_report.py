@@ -121,6 +121,14 @@ def test_several_runs_lie_over_each_other_and_stand_in_a_table(tmp_path):
     assert len(re.findall(r'<tr class="says">', page)) == 3
 
 
+def test_runs_of_one_name_are_all_shown(tmp_path):
+    runs = [make_run(tmp_path / place, name="run") for place in "ab"]
+    page, _ = read_page(*runs)
+    for title in ("Training loss", "Time of a step"):
+        svg = re.search("<svg.*?</svg>", page[page.index(f"<h3>{title}</h3>") :])[0]
+        assert {">run</text>", ">run (2)</text>"} <= set(re.findall(">run[^<]*</text>", svg))
+
+
 @pytest.mark.parametrize(
     "what",
     [{"summary": False}, {"epochs": 0}, {"ranks": 1}, {"steps": 0}, {"epochs": 1, "steps": 1}],
