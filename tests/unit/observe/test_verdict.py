@@ -12,7 +12,7 @@ def ranks(own, *, data=0.0, queued=0.0, exchange=0.001, noise=0.02, nodes=None, 
     """Ranks of a synchronous rule that compute for so long; who is ready first waits."""
     rng = np.random.default_rng(seed)
     own = np.array(own, float).reshape(len(own), -1) * np.ones((1, STEPS))
-    own = own * rng.normal(1.0, noise, own.shape)
+    own = own * np.abs(rng.normal(1.0, noise, own.shape))
     data = np.array(data, float).reshape(-1, 1) * np.ones_like(own)
     queued = np.array(queued, float).reshape(-1, 1) * np.ones_like(own)
     work = own + data
@@ -49,6 +49,13 @@ def test_ranks_that_differ_by_chance_are_not_named(size, noise):
     for seed in range(20):
         verdict = judge(ranks([1] * size, noise=noise, seed=seed))
         assert (verdict.kind, verdict.rank) == ("even", None), verdict.sentence
+
+
+def test_no_rank_is_named_for_great_differences_by_chance():
+    for seed in range(20):
+        many = ranks([1, 1], noise=0.5, seed=seed)
+        few = {rank: RankTimes("n", one.rows[:24]) for rank, one in many.items()}
+        assert judge(few).rank is None
 
 
 def test_one_hiccup_names_nobody():
@@ -112,6 +119,6 @@ class TestAsynchronousWorkers:
 
     def test_those_that_are_equally_fast_are_not(self):
         for seed in range(20):
-            rows = np.abs(np.random.default_rng(seed).normal(0.1, 0.03, (8, STEPS, 5)))
+            rows = np.abs(np.random.default_rng(seed).normal(0.1, 0.08, (8, 20, 5)))
             found = {rank: RankTimes("n", rows[rank]) for rank in range(8)}
             assert judge(found, asynchronous=True).kind == "even"
