@@ -45,6 +45,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="set anything, for example --set optimizer.weight_decay=1e-4; may be repeated",
     )
     parser.add_argument("--summary", metavar="FILE.json", help="write the outcome for scripts")
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="write TensorBoard's files into the run directory",
+    )
     add_flags(parser)
     parser.set_defaults(function=run)
 
@@ -58,6 +63,10 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     levels, notes = read_levels(args)
     _print_notes(notes)
     config = read_config(*levels)  # in the launcher too: wrong settings are found without ranks
+    if args.tensorboard:
+        from paceline.training.tensorboard import check_installed
+
+        check_installed()
     request = read_rank_options(args, config.elastic.enabled, config.elastic.min)
     if (args.restarts or request.elastic) and not detect().launched:
         config, given = _fix_run_dir(config, given)
@@ -66,7 +75,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     return start_or_join(
         request,
         given,
-        lambda: _noting(_train(config, args.summary)),
+        lambda: _noting(_train(config, args.summary, args.tensorboard)),
         lambda: [*given, "--resume", "auto"],
     )
 
@@ -100,18 +109,20 @@ def _print_notes(lines: Sequence[str]) -> None:
         sys.stderr.flush()
 
 
-def _train(config: RunConfig, summary: str | None) -> int:
+def _train(config: RunConfig, summary: str | None, tensorboard: bool) -> int:
     from paceline.comm.rank0 import on_rank0
     from paceline.runtime.failure import fail
     from paceline.runtime.world import init, is_member
     from paceline.training.run_dir import check_writable
+    from paceline.training.tensorboard import TensorBoard
     from paceline.training.trainer import Trainer
 
     world = init()
     try:
         if summary is not None:
             on_rank0(world, lambda: check_writable(Path(summary)))
-        result = Trainer(config=config).fit()
+        callbacks = [TensorBoard()] if tensorboard else []
+        result = Trainer(config=config, callbacks=callbacks).fit()
         world = init()  # an elastic run may have lost ranks
         if world.rank == 0:
             _report(result, summary, world.size)
