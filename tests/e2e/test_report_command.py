@@ -57,6 +57,7 @@ def test_a_run_says_its_verdict_and_where_its_report_is(demo, run, page):
     assert f"verdict: {verdict['sentence']}"[:60] in done.stdout
     assert re.search(r"report: (\S+)", done.stdout)[1].endswith("/report.html")
     assert f"{verdict['sentence'][1:]}.</p>" in page.read_text()
+    assert "train mnist -n 2 --epochs 1" in page.read_text()
     assert 20_000 < page.stat().st_size < 1_500_000
 
 

@@ -149,7 +149,7 @@ class _Steps:
         if share >= _MUCH_COMMUNICATION:
             says = f"no rank stands out; all spend {_percent(share)} of the time communicating"
             return Verdict("communication", says, cause="communication", lost=share)
-        return Verdict("even", f"no rank stands out ({_percent(lost)} of the time is waiting)")
+        return Verdict("even", "no rank stands out")
 
     def _name(self, slow: int, lost: float) -> Verdict:
         rank, mates = self.names[slow], self._slow_mates(slow)

@@ -54,7 +54,10 @@ def judge_waiting(state: RunState) -> None:
         crowded, busy = (any(one[field] for one in everyone) for field in (1, 2))
         facts = replace(facts, crowded=crowded, busy=busy)
         verdict = summary["verdict"]
-        described = verdict is not None and verdict["kind"] in ("rank", "node", "turns")
+        kind = verdict["kind"] if verdict is not None else None
+        if kind in ("rank", "turns", "even"):  # the verdict alone names a rank
+            waiting = replace(waiting, slowest_rank=verdict["rank"])
+        described = kind in ("rank", "node", "turns")
         summary["waiting"] = waiting.summary()
         summary["advice"] = advise(waiting, facts, described=described)
 

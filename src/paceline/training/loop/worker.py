@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from time import perf_counter
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
@@ -14,11 +14,7 @@ from paceline.checkpoint.saver import Saver
 from paceline.comm import World
 from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
-from paceline.data import (
-    Batch,
-    EpochRemainder,
-    granted_batches,
-)
+from paceline.data import Batch, EpochRemainder, granted_batches
 from paceline.data.sampling.epochs import PREFETCH_DEPTH
 from paceline.data.sampling.split import EpochSplit
 from paceline.frameworks.replica import scale_gradients
@@ -31,7 +27,7 @@ from paceline.sync.replicas import check_equal
 from paceline.training.balance import Balancer
 from paceline.training.loop.dealing import DealtBatch
 from paceline.training.loop.feed import micro_batches_of, open_feed, split_run
-from paceline.training.loop.position import EpochPosition
+from paceline.training.loop.position import EpochPosition, StepUnderWay
 from paceline.training.loop.state import RunState
 from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
 from paceline.training.loop.waiting import describe_run
@@ -41,14 +37,6 @@ StepHook = Callable[[float | None, int], None]
 
 _LONGEST_LOT = 16
 """Batches that a worker may have in hand at most; a slow one would keep others waiting."""
-
-
-class StepUnderWay(NamedTuple):
-    """A step whose exchange is not over."""
-
-    batch: Batch | DealtBatch | None
-    more: bool
-    loss: float | None
 
 
 class Worker:
