@@ -63,11 +63,13 @@ test: $(VENV)/.test
 
 test-all: $(VENV)/.dev
 	@scripts/install-cluster-packages || echo "make: going on; tests that lack something skip and say so"
+	@scripts/install-browser || echo "make: going on; tests that lack something skip and say so"
 	@echo "paceline: running all tests: pytest -n $(WORKERS)"
 	@$(PYTEST) --measure all
 
 test-share: $(VENV)/.dev
 	@scripts/install-cluster-packages || echo "make: going on; tests that lack something skip and say so"
+	@scripts/install-browser || echo "make: going on; tests that lack something skip and say so"
 	@echo "paceline: running share $(SHARE) of 4 of what make test leaves out: pytest -n $(WORKERS) --share $(SHARE)"
 	@$(PYTEST) --share $(SHARE) --measure share
 

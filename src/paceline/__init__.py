@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.training.callbacks import Callback
     from paceline.training.deal import deal
     from paceline.training.pace import keep_pace
+    from paceline.training.tensorboard import TensorBoard
     from paceline.training.trainer import Result, Trainer
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ _HOMES = {
     "JaxModel": "paceline.frameworks.jax.model",
     "PacelineError": "paceline.errors",
     "Result": "paceline.training.trainer",
+    "TensorBoard": "paceline.training.tensorboard",
     "Trainer": "paceline.training.trainer",
     "World": "paceline.comm",
     "deal": "paceline.training.deal",
@@ -52,6 +54,7 @@ __all__ = [
     "JaxModel",
     "PacelineError",
     "Result",
+    "TensorBoard",
     "Trainer",
     "World",
     "deal",

@@ -20,6 +20,8 @@ COMMANDS = {
     "data": "write a data set as files",
     "doctor": "check whether training would run here",
     "events": "check what the events of a run say",
+    "watch": "show what runs are doing, from their directories",
+    "report": "write a page about a run, or compare runs",
     "export": "write the plain model of a run to a file",
     "bench": "measure Paceline against its peers",
     "tune": "find how many ranks and threads are fastest",

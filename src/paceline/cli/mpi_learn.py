@@ -262,6 +262,7 @@ def _run_manager(args: argparse.Namespace, ranks: int) -> None:
 def _report(args: argparse.Namespace, process: MPIProcess) -> None:
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
+    from paceline.observe.verdict import describe_verdict
 
     name = f"{Path(args.model).stem}_{args.trial_name}_history.json"
     given = {key: value for key, value in vars(args).items() if key != "function"}
@@ -269,6 +270,7 @@ def _report(args: argparse.Namespace, process: MPIProcess) -> None:
     result, width = process.result, read_width(os.environ)
     assert result is not None, "it has been trained"
     terminal = has_terminal(os.environ, sys.stdout)
-    render_final(result.history, sys.stdout, terminal, width, result.summary["ranks"])
+    said = describe_verdict(result.summary)
+    render_final(result.history, sys.stdout, terminal, width, result.summary["ranks"], said)
     sys.stdout.write(f"run directory: {result.run_dir}\nhistory: {name}\n")
     sys.stdout.flush()

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from paceline.training.trainer import Result
 
 
+_QUICK_BYTES = 4 << 20
+"""Of the events of a run, so many are read at its end: a tenth of a second."""
+
+
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from paceline.config.flags import add_flags
 
@@ -40,6 +44,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="set anything, for example --set optimizer.weight_decay=1e-4; may be repeated",
     )
     parser.add_argument("--summary", metavar="FILE.json", help="write the outcome for scripts")
+    parser.add_argument(
+        "--tensorboard",
+        action="store_true",
+        help="write TensorBoard's files into the run directory",
+    )
     add_flags(parser)
     parser.set_defaults(function=run)
 
@@ -54,6 +63,10 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     levels, notes = read_levels(args)
     _print_notes(notes)
     config = read_config(*levels)  # in the launcher too: wrong settings are found without ranks
+    if args.tensorboard:
+        from paceline.training.tensorboard import check_installed
+
+        check_installed()
     elastic, rule = config.elastic, config.rule.resolve(lossy=config.exchange.lossy)
     # A rank alone cannot resume a run of workers that do not wait for each other.
     fewest = 2 if rule.exchange_kind in ("centre", "gossip") else 1
@@ -66,7 +79,7 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
     return start_or_join(
         request,
         given,
-        lambda: _noting(_train(config, args.summary)),
+        lambda: _noting(_train(config, args.summary, args.tensorboard)),
         lambda: [*given, *resume],
         rescue=partial(_rescue, config),
     )
@@ -112,18 +125,20 @@ def _print_notes(lines: Sequence[str]) -> None:
         sys.stderr.flush()
 
 
-def _train(config: RunConfig, summary: str | None) -> int:
+def _train(config: RunConfig, summary: str | None, tensorboard: bool) -> int:
     from paceline.comm.rank0 import on_rank0
     from paceline.runtime.failure import fail
     from paceline.runtime.world import init, is_member
     from paceline.training.run_dir import check_writable
+    from paceline.training.tensorboard import TensorBoard
     from paceline.training.trainer import Trainer
 
     world = init()
     try:
         if summary is not None:
             on_rank0(world, lambda: check_writable(Path(summary)))
-        result = Trainer(config=config).fit()
+        callbacks = [TensorBoard()] if tensorboard else []
+        result = Trainer(config=config, callbacks=callbacks).fit()
         world = init()  # an elastic run may have lost ranks
         if world.rank == 0:
             _report(result, summary, world.size)
@@ -145,18 +160,39 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     """Write the outcome for scripts, and print it for people."""
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
+    from paceline.observe.verdict import describe_verdict
     from paceline.training.loop.run import REMEDY
     from paceline.training.run_dir import write_json
 
     if summary is not None:
         write_json(Path(summary), result.summary)
     terminal = has_terminal(os.environ, sys.stdout)
-    advice = result.summary["advice"]
-    render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks, advice)
+    said = describe_verdict(result.summary), result.summary["advice"]
+    render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks, *said)
+    page = _write_page(result.run_dir)
+    if page is not None:
+        sys.stdout.write(f"report: {_short(page)}\n")
     sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
     sys.stdout.flush()
     if result.summary["warning"] is not None:
         sys.stderr.write(f"paceline: warning: {result.summary['warning']}; {REMEDY}\n")
+
+
+def _write_page(run_dir: Path) -> Path | None:
+    """The report of the run. Whatever is wrong with it: the run itself is well."""
+    from paceline.cli.report import REPORT
+    from paceline.observe.page import write_report
+    from paceline.observe.page.figures import read_run
+    from paceline.observe.trial import TRIAL
+
+    if TRIAL in os.environ:  # nobody looks at the runs of a trial
+        return None
+    try:
+        write_report([read_run(run_dir, _QUICK_BYTES)], run_dir / REPORT)
+    except Exception as error:
+        sys.stderr.write(f"paceline: no report was written: {type(error).__name__}: {error}\n")
+        return None
+    return run_dir / REPORT
 
 
 def _short(path: Path) -> Path:

@@ -64,9 +64,9 @@ def render_final(
     terminal: bool,
     width: int | None = None,
     ranks: int | None = None,
-    advice: str | None = None,
+    *remarks: str | None,
 ) -> None:
-    """Write the final table: in colour to a terminal, else in plain ASCII; advice comes below."""
+    """Write the final table: in colour to a terminal, else in plain ASCII; remarks come below."""
     from rich.console import Console
 
     if width is None and not terminal:
@@ -82,8 +82,8 @@ def render_final(
     )
     roomy = console.width >= ROOMY_WIDTH
     console.print(final_table(history, ranks, ascii_only=not terminal, roomy=roomy))
-    if advice is not None:
-        console.print(advice)
+    for remark in filter(None, remarks):
+        console.print(remark)
 
 
 def _cells(record: EpochRecord) -> list[str]:

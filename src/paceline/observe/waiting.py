@@ -110,10 +110,12 @@ class RunFacts:
     """Slow ranks could be given less."""
 
 
-def advise(waiting: Waiting | None, facts: RunFacts, *, tuned: bool = False) -> str | None:
+def advise(
+    waiting: Waiting | None, facts: RunFacts, *, tuned: bool = False, described: bool = False
+) -> str | None:
     """What to do about the waiting, in a few sentences; None if it is not worth it.
 
-    `tuned`: other numbers of ranks have been tried.
+    `tuned`: other numbers of ranks have been tried. `described`: a verdict says who waits for whom.
     """
     if waiting is None or waiting.ranks < 2 or facts.asynchronous:
         return None
@@ -127,8 +129,9 @@ def advise(waiting: Waiting | None, facts: RunFacts, *, tuned: bool = False) -> 
         if facts.busy and not facts.same_shape
         else None
     )
-    sentences = (found.describe(facts), _remedy(found, facts, tuned), busy)
-    return " ".join(f"{sentence}." for sentence in sentences if sentence)
+    reasons = None if described else found.describe(facts)
+    sentences = (reasons, _remedy(found, facts, tuned), busy)
+    return " ".join(f"{sentence}." for sentence in sentences if sentence) or None
 
 
 @dataclass(frozen=True)

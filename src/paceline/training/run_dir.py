@@ -3,6 +3,7 @@
 config.yaml    every setting
 history.jsonl  a record per epoch
 summary.json   the outcome
+report.html    a page for people
 events/        one JSONL file per rank
 checkpoints/   where the run could go on, the newest ones
 model.*        the trained model, in its framework's plain form

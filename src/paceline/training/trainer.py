@@ -332,6 +332,8 @@ class Trainer:
             self._begin_generation(state, resumed)
             self._announce(outputs.progress, resumed)
             run.write_generation(resumed)
+            if not goes_on:
+                run.write_start()
             for saver in filter(None, (outputs.saver, outputs.node_saver)):
                 saver.begin_period(self.clock.step)
             limits = config.stall_warning_s, config.stall_timeout_s

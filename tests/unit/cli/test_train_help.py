@@ -10,7 +10,7 @@ from paceline.config.flags import SETTINGS, help_of
 PAGE = Path(__file__).parents[3] / "docs" / "settings.md"
 OF_THE_START = {"--ranks", "--hosts", "--hostfile", "--launcher", "--restarts"}
 """Not settings of the run, so not in the page's tables."""
-OF_THE_COMMAND = {"--help", "--config", "--set", "--summary"}
+OF_THE_COMMAND = {"--help", "--config", "--set", "--summary", "--tensorboard"}
 
 
 @pytest.fixture

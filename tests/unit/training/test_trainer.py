@@ -335,6 +335,7 @@ def test_the_run_directory_tells_the_whole_story(tmp_path):
     assert set(summary) == {
         "val_loss", "val_accuracy", "train_loss", "epochs", "seconds", "samples",
         "samples_per_s", "ranks", "rule", "stopped", "time", "warning", "waiting", "advice",
+        "verdict", "workers",
     }  # fmt: skip
     assert set(summary["time"]) == {"compute", "wait", "communication", "data"}
     assert (summary["ranks"], summary["rule"], summary["epochs"]) == (2, "bsp", 3)

@@ -203,7 +203,7 @@ class AsyncRun(TrainingRun):
             return
         logs: Logs = {}
         if any(epoch % self.config.validate_every == 0 for epoch in ended):
-            found = self.validate(SoloWorld(), self._is_wanted)
+            found = self._validate_alone()
             if found is None:
                 return  # it is validated after the pause
             logs = found
@@ -215,6 +215,15 @@ class AsyncRun(TrainingRun):
         elif self.saver.each_epoch:
             self._epoch_ended = True
             self._exchange.ask_to_save()
+
+    def _validate_alone(self) -> Logs | None:
+        """While the others train: that makes rank 0 no slow worker."""
+        self.state.watch.lap("compute")
+        before = self.state.watch.total().total
+        found = self.validate(SoloWorld(), self._is_wanted)
+        self.state.watch.lap("compute")
+        self.worker.times.leave_out(self.state.watch.total().total - before)
+        return found
 
     def _is_wanted(self) -> bool:
         """Whether others wait for this worker, to save together."""

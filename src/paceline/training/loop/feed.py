@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TypedDict
 
+from paceline.config.run import RunConfig
 from paceline.data import Batch, EpochRemainder, Shard, Stream, training_batches
 from paceline.data.sampling.split import EpochSplit, split_epoch
 from paceline.training.loop.dealing import DealtBatch
@@ -85,3 +86,12 @@ def order_of_run(state: RunState) -> EpochOrder:
     """That of the epoch that runs."""
     config = state.config
     return {"seed": config.seed, "epoch": state.clock.epoch, "shuffle": config.data.shuffle}
+
+
+def micro_batches_of(batch: Batch, config: RunConfig) -> list[Batch]:
+    """What to compute at a time: none larger than a batch, none of a single sample."""
+    if config.accumulate == 1:
+        return batch.split(1)
+    size = config.data.batch_size
+    most = batch.samples if size == 1 else max(1, batch.samples // 2)
+    return batch.split(min(-(-batch.samples // size), most))

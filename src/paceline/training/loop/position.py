@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import NamedTuple
 
 from paceline.core.trees import Tree
-from paceline.data import EpochRemainder
+from paceline.data import Batch, EpochRemainder
+from paceline.training.loop.dealing import DealtBatch
+
+
+class StepUnderWay(NamedTuple):
+    """A step whose exchange is not over."""
+
+    batch: Batch | DealtBatch | None
+    more: bool
+    loss: float | None
 
 
 @dataclass

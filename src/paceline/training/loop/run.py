@@ -21,6 +21,7 @@ from paceline.core.vectors import checksum
 from paceline.data.padding import Pad
 from paceline.errors import ConfigError, Interrupted, OutputError, TrainingError
 from paceline.observe import EpochRecord, TimeSplit
+from paceline.observe.machine import describe_machine
 from paceline.runtime.stop_requests import REQUEUE
 from paceline.sync.make import with_common_weights
 from paceline.training.callbacks import Logs
@@ -28,7 +29,7 @@ from paceline.training.loop.divergence import Divergence
 from paceline.training.loop.state import RunState
 from paceline.training.loop.stopping import Stopping
 from paceline.training.loop.validation import validate
-from paceline.training.loop.waiting import judge_waiting
+from paceline.training.loop.waiting import judge_steps, judge_waiting
 from paceline.training.loop.worker import StepHook, Worker
 from paceline.training.resume.carried import Carried
 from paceline.training.resume.snapshot import snapshot_common, snapshot_rank
@@ -90,6 +91,12 @@ class TrainingRun(ABC):
             samples_per_epoch=self.clock.samples_per_epoch,
             asynchronous=self.exchange.asynchronous,
         )
+
+    def write_start(self) -> None:
+        """On what the run was started or resumed, and by which command."""
+        if self.world.rank == 0:
+            facts = describe_machine()
+            self.events.write("start", step=self.clock.step, nodes=list(self.state.nodes), **facts)
 
     def begin(self) -> None:
         """Tell callbacks, unless they know it from an earlier generation of the world."""
@@ -331,6 +338,7 @@ class TrainingRun(ABC):
     def end(self, reason: str | None) -> None:
         """Say why the run ended early, if it did, and that it has ended."""
         self.state.summary["warning"] = self.world.bcast_value(self.divergence.warning)
+        judge_steps(self.state, self.worker.times)
         judge_waiting(self.state)
         self._report_padding()
         if reason:

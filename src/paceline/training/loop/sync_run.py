@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from time import perf_counter
 from typing import NamedTuple
 
@@ -99,7 +100,9 @@ class SyncRun(TrainingRun):
             logs = self.validate(self.world, self._is_to_quit)
         if logs is None:
             return None
-        time = mean_over_ranks(self.world, self.state.watch.take())
+        split = self.state.watch.take()
+        self.events.write("time", step=self.clock.step, epoch=self.clock.epoch, **asdict(split))
+        time = mean_over_ranks(self.world, split)
         samples, train_loss, seconds, _ = trained
         return self.make_record(self.clock.epoch, samples, train_loss, seconds, logs, time)
 

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 
 from paceline.core.nests import leaves
 from paceline.data import ArraySource, Source, Stream
+from paceline.observe.step_samples import MOST, StepSamples
+from paceline.observe.verdict import RankTimes, judge
 from paceline.observe.waiting import RunFacts, advise, split_waiting
 from paceline.runtime.resources import cores_of_node
 from paceline.sync.make import resolve
 from paceline.training.loop.state import RunState
+
+_MANY = 64
+"""Ranks above which each sends fewer samples of its steps."""
 
 
 def describe_run(state: RunState) -> RunFacts:
@@ -48,7 +53,31 @@ def judge_waiting(state: RunState) -> None:
     if waiting is not None:
         crowded, busy = (any(one[field] for one in everyone) for field in (1, 2))
         facts = replace(facts, crowded=crowded, busy=busy)
-        summary["waiting"], summary["advice"] = waiting.summary(), advise(waiting, facts)
+        verdict = summary["verdict"]
+        kind = verdict["kind"] if verdict is not None else None
+        if kind in ("rank", "turns", "even"):  # the verdict alone names a rank
+            waiting = replace(waiting, slowest_rank=verdict["rank"])
+        described = kind in ("rank", "node", "turns")
+        summary["waiting"] = waiting.summary()
+        summary["advice"] = advise(waiting, facts, described=described)
+
+
+def judge_steps(state: RunState, times: StepSamples) -> None:
+    """Add the verdict to the summary, and where the time of each rank went, since the run was
+    started, was resumed, or its ranks changed. All ranks come here together, at the end."""
+    world = state.world
+    rows = np.array(times.rows(MOST if world.size <= _MANY else MOST // 4), np.float32)
+    split = state.watch.total()
+    mine = RankTimes(world.node, rows, times.saved_s, split.total), split
+    everyone = world.allgather_values(mine)
+    workers = {rank: everyone[rank] for rank in state.exchange.workers}
+    ranks = {rank: times for rank, (times, _) in workers.items()}
+    verdict = judge(ranks, state.exchange.asynchronous)
+    state.summary["verdict"] = None if verdict is None else verdict.summary()
+    state.summary["workers"] = [
+        {"rank": rank, "node": times.node, **asdict(split)}
+        for rank, (times, split) in workers.items()
+    ]
 
 
 def _is_busy(ranks: int) -> bool:

@@ -6,30 +6,27 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from time import perf_counter
-from typing import NamedTuple, TypeGuard
+from typing import TypeGuard
 
 import numpy as np
 
 from paceline.comm import World
 from paceline.core.trees import Tree
 from paceline.core.vectors import Vector
-from paceline.data import (
-    Batch,
-    EpochRemainder,
-    granted_batches,
-)
+from paceline.data import Batch, EpochRemainder, granted_batches
 from paceline.data.sampling.epochs import PREFETCH_DEPTH
 from paceline.data.sampling.split import EpochSplit
 from paceline.frameworks.replica import scale_gradients
 from paceline.observe import TimeSplit
+from paceline.observe.step_samples import StepSamples
 from paceline.observe.trial import open_trial
 from paceline.sync.asynchronous.base import AsynchronousExchange
 from paceline.sync.interface import Contribution, StepOutcome
 from paceline.sync.replicas import check_equal
 from paceline.training.balance import Balancer
 from paceline.training.loop.dealing import DealtBatch
-from paceline.training.loop.feed import open_feed, split_run
-from paceline.training.loop.position import EpochPosition
+from paceline.training.loop.feed import micro_batches_of, open_feed, split_run
+from paceline.training.loop.position import EpochPosition, StepUnderWay
 from paceline.training.loop.state import RunState
 from paceline.training.loop.stepper import StepLimits, Stepper, StepWishes
 from paceline.training.loop.waiting import describe_run
@@ -39,14 +36,6 @@ StepHook = Callable[[float | None, int], None]
 
 _LONGEST_LOT = 16
 """Batches that a worker may have in hand at most; a slow one would keep others waiting."""
-
-
-class StepUnderWay(NamedTuple):
-    """A step whose exchange is not over."""
-
-    batch: Batch | DealtBatch | None
-    more: bool
-    loss: float | None
 
 
 class Worker:
@@ -63,6 +52,7 @@ class Worker:
         self._state, self._on_pause, self._is_due = state, on_pause, is_due
         self.world, self.config, self.clock = state.world, state.config, state.clock
         self.replica, self.exchange, self.watch = state.replica, state.exchange, state.watch
+        self.times = StepSamples(self.watch, self.exchange.asynchronous)
         self.stopped = False
         self.deferred: StepOutcome | None = None
         """Wishes that came with the last step of an epoch, to be granted at its end."""
@@ -84,9 +74,8 @@ class Worker:
         if self._trial is not None:
             self._trial.facts = describe_run(state)
         limits = StepLimits(state.config.max_rejected, state.config.clip_norm)
-        self.stepper = Stepper(
-            state.world.rank, state.replica, state.exchange, limits, state.watch, self._wishes
-        )
+        parts = state.replica, state.exchange, limits, state.watch, self._wishes
+        self.stepper = Stepper(state.world.rank, *parts)
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
@@ -124,6 +113,7 @@ class Worker:
         position, self._after_step = self.position, after
         feed = open_feed(self._state, position)
         began = self.watch.start()
+        self.times.begin()
         outcome = self._go_on(self.exchange.run_deferred(self.watch))
         while not _is_over(outcome):
             self._state.on_step()
@@ -133,6 +123,8 @@ class Worker:
             loss, outcome = self._step(batch, more)
             after(loss, self._count_step(batch, more, loss, outcome))
             began = self._record(began, loss, batch)
+            if outcome is not None and not outcome.deferred:
+                self.times.note()
             self._check_replicas()
             outcome = self._pause_if_asked(outcome)
         self.stopped = outcome.stop
@@ -187,6 +179,7 @@ class Worker:
     def _go_on(self, outcome: StepOutcome | None) -> StepOutcome | None:
         """Take in an exchange that a pause had deferred; this worker's step has been counted."""
         if outcome is not None:
+            self.times.note()
             self.clock.catch_up(outcome.samples - self.estimated_samples)
             self.estimated_samples = self.unreported_samples = 0
             outcome = self._pause_if_asked(outcome)
@@ -200,7 +193,7 @@ class Worker:
             self.deferred = outcome
             return outcome
         self._on_pause(outcome)
-        self.watch.lap("communication")
+        self.times.leave_out(self.watch.lap("communication"), saving=True)
         return self._go_on(self.exchange.run_deferred(self.watch)) if outcome.deferred else outcome
 
     def train_asynchronously(
@@ -217,6 +210,7 @@ class Worker:
         self._after_step = after
         batches = self._granted(exchange) if exchange.trains else iter(())
         began = self.watch.start()
+        self.times.begin()
         while exchange.has_batch(self.watch):
             self._state.on_step()
             batch = next(batches)
@@ -227,9 +221,12 @@ class Worker:
             self.clock.locate(int(exchange.ledger_reply.samples + exchange.estimated_samples))
             after(loss, outcome.samples if outcome else 0)
             began = self._record(began, loss, batch)
+            self.times.note()
             meanwhile()
             if exchange.wants_pause and exchange.on_pause is not None:
+                self.watch.lap("compute")
                 exchange.on_pause()
+                self.times.leave_out(self.watch.lap("communication"), saving=True)
         exchange.leave(self.watch, meanwhile)
         self.stopped = exchange.ledger_reply.stop
 
@@ -345,14 +342,6 @@ class Worker:
             self._state.stop_asked, save, self._state.stop_requests.reason is not None
         )
 
-    def _micro_batches(self, batch: Batch) -> list[Batch]:
-        """What to compute at a time: none larger than a batch, none of a single sample."""
-        if self.config.accumulate == 1:
-            return batch.split(1)
-        size = self.config.data.batch_size
-        most = batch.samples if size == 1 else max(1, batch.samples // 2)
-        return batch.split(min(-(-batch.samples // size), most))
-
     def _dealt_gradients(self, batch: DealtBatch) -> float | None:
         """The same of as many micro-batches as this rank gets to."""
         loss = total = 0.0
@@ -384,7 +373,7 @@ class Worker:
             self.replica.clear_gradients()
             return None
         loss = 0.0
-        micro_batches = self._micro_batches(batch)
+        micro_batches = micro_batches_of(batch, self.config)
         for index, micro_batch in enumerate(micro_batches):
             if index == len(micro_batches) - 1:
                 self.exchange.last_backward(weight_in_step)

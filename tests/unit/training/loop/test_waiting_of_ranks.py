@@ -143,12 +143,16 @@ def test_a_run_with_enough_steps_gets_advice_that_fits_the_machine(tmp_path, mon
     assert "There are more ranks than cores" in advice.pop()
 
 
+@pytest.mark.parametrize("verdict", [None, "rank 1 arrives last in every step"])
 @pytest.mark.parametrize("advice", [None, "ranks waited 31 % of the time."])
-def test_train_prints_the_advice_below_the_table(tmp_path, capsys, advice):
+def test_train_prints_verdict_and_advice_below_the_table(tmp_path, capsys, advice, verdict):
     result = train(tmp_path / "run", SoloWorld())
-    told = Result(None, result.history, {**result.summary, "advice": advice}, result.run_dir)
+    found = {"advice": advice, "verdict": verdict and {"sentence": verdict}}
+    told = Result(None, result.history, {**result.summary, **found}, result.run_dir)
     _report(told, str(tmp_path / "told.json"), ranks=2)
     lines = capsys.readouterr().out.splitlines()
     at = next(n for n, line in enumerate(lines) if line.startswith("shares of time"))
-    assert lines[at + 1 : -1] == [advice][: advice is not None]
+    said = [f"verdict: {verdict}"] * (verdict is not None) + [advice] * (advice is not None)
+    assert lines[at + 1 : -2] == said
+    assert lines[-2].startswith("report: ")
     assert json.loads((tmp_path / "told.json").read_text())["advice"] == advice
