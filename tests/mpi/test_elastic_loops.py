@@ -1,14 +1,14 @@
 """Ranks are lost in a loop of one's own, and it goes on: under real MPI that outlives its ranks."""
 
 import json
-from collections import Counter, defaultdict
-from itertools import permutations
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
 from mpi.programs import elastic_loop
 from support.launching import KIND
+from support.loop_logs import Logs, kept_of_the_lost
 from support.ranks import TESTS
 
 from paceline.rules import BSP
@@ -19,55 +19,6 @@ pytestmark = [
 ]
 SLOW = pytest.mark.slow
 SAMPLES, EPOCHS = 100, 3
-
-
-class Logs:
-    """What the ranks wrote."""
-
-    def __init__(self, folder, lost, stderr):
-        texts = {int(path.stem): path.read_text() for path in folder.glob("*.log")}
-        self.of = {rank: [*map(json.loads, text.splitlines())] for rank, text in texts.items()}
-        self.lost, self.stderr = lost, stderr
-        self.left = [rank for rank in self.of if rank not in lost]
-
-    @property
-    def ends(self):
-        return [self.of[rank][-1] for rank in self.left]
-
-    def batches(self, rank, epoch):
-        """Those that its steps were about, the last one maybe cut short by its death."""
-        entries = [entry for entry in self.of[rank] if entry.get("epoch") == epoch]
-        return [entry["samples"] for entry in entries if "begun" in entry]
-
-    def taken(self, rank, epoch):
-        """Steps that it has come out of."""
-        return sum(entry.get("epoch") == epoch for entry in self.of[rank] if "done" in entry)
-
-
-def kept_of_the_lost(logs, epoch, samples=SAMPLES):
-    """How many steps of each lost rank counted in the epoch, if each sample was used once."""
-    left = Counter(
-        sample for rank in logs.left for batch in logs.batches(rank, epoch) for sample in batch
-    )
-    assert set(left.values()) == {1}, "some came twice"
-    missing = set(range(samples)) - set(left)
-    # What a rank lost may have been dealt to one that was lost later, and counted there.
-    found = (_share_out(missing, logs, epoch, order) for order in permutations(logs.lost))
-    kept = next((kept for kept in found if kept is not None), None)
-    assert kept is not None, f"{sorted(missing)} were not used once"
-    return kept
-
-
-def _share_out(missing, logs, epoch, order):
-    kept = {}
-    for rank in order:
-        kept[rank] = 0
-        for batch in logs.batches(rank, epoch):
-            if not missing.issuperset(batch):
-                break
-            missing = missing - set(batch)
-            kept[rank] += 1
-    return None if missing else kept
 
 
 @pytest.fixture
@@ -122,7 +73,7 @@ def replay(logs, epochs=EPOCHS):
                 finished = (epoch, last[0], last[1] + 1)
                 if finished not in steps:
                     finished = (epoch, last[0] + 1, 0)
-                if kept_of_the_lost(logs, epoch)[rank] == len(logs.batches(rank, epoch)):
+                if kept_of_the_lost(logs, epoch, SAMPLES)[rank] == len(logs.batches(rank, epoch)):
                     steps[finished][rank] = own[-1]["samples"]
     model, optimizer = elastic_loop.build()
     inputs, targets = map(torch.from_numpy, elastic_loop.make_data(SAMPLES))
@@ -155,9 +106,9 @@ def test_the_step_is_finished_by_those_who_are_left(loop, one_thread, moment, co
     """Bit for bit what its samples give, in a world that is smaller from there on: with the lost
     rank's, if all had its gradients, and else without, and they are dealt again."""
     logs = loop(3, "bsp", [f"rank=1,step=4,at={moment}"])
-    assert kept_of_the_lost(logs, 0) == {1: 3 + counts}
+    assert kept_of_the_lost(logs, 0, SAMPLES) == {1: 3 + counts}
     assert logs.taken(1, 0) == 3
-    assert [kept_of_the_lost(logs, epoch)[1] for epoch in (1, 2)] == [0, 0]
+    assert [kept_of_the_lost(logs, epoch, SAMPLES)[1] for epoch in (1, 2)] == [0, 0]
     assert {entry["end"] for entry in logs.ends} == {replay(logs)}
     assert "rank 1 (" in logs.stderr
     assert "going on after step 3 with 2 ranks" in logs.stderr or counts
@@ -185,7 +136,7 @@ def test_ranks_are_lost_one_after_the_other(loop, settings):
     """The first step's, the leading one, two at once; one goes on alone, and to the end."""
     logs = loop(5, "bsp", MOMENTS, **settings)
     for epoch in range(EPOCHS):
-        kept_of_the_lost(logs, epoch)
+        kept_of_the_lost(logs, epoch, SAMPLES)
     assert logs.ends[0]["size"] == 1
 
 
@@ -195,14 +146,14 @@ def test_ranks_are_lost_at_the_end_of_an_epoch_and_of_the_loop(loop, share):
     faults = ["rank=1,step=5,at=before", "rank=0,step=13,at=after", "rank=2,step=1,at=end"]
     logs = loop(4, "bsp", faults, exchange={"share": share})
     for epoch in range(EPOCHS):
-        kept_of_the_lost(logs, epoch)
+        kept_of_the_lost(logs, epoch, SAMPLES)
     assert [len({*logs.batches(1, epoch)[0]}) for epoch in (0,)] == [5]
 
 
 def test_a_rank_is_lost_while_the_others_recover(loop):
     logs = loop(4, "bsp", ["rank=1,step=3,at=before", "rank=0,step=2,at=recovery"])
     for epoch in range(EPOCHS):
-        kept_of_the_lost(logs, epoch)
+        kept_of_the_lost(logs, epoch, SAMPLES)
     assert [entry["size"] for entry in logs.ends] == [2, 2]
 
 
@@ -220,7 +171,7 @@ def test_rules_that_merge_weights(loop, rule):
     faults = ["rank=1,step=2,at=before", "rank=0,step=5,at=after", "rank=3,step=11,at=before"]
     logs = loop(4, rule, faults)
     for epoch in range(EPOCHS):
-        kept_of_the_lost(logs, epoch)
+        kept_of_the_lost(logs, epoch, SAMPLES)
     assert logs.ends[0]["size"] == 1
 
 
@@ -228,7 +179,7 @@ def test_steps_of_several_batches_and_epochs_that_are_broken_off(loop):
     """A batch is in hand until the step that it goes into is taken."""
     faults = ["rank=1,step=2,at=before"]
     logs = loop(3, "bsp", faults, accumulate=2, samples=SAMPLES, epochs=1)
-    assert kept_of_the_lost(logs, 0) == {1: 1}
+    assert kept_of_the_lost(logs, 0, SAMPLES) == {1: 1}
     logs = loop(3, "bsp", ["rank=1,step=4,at=before"], breaks=3)
     used = [sum(map(len, logs.batches(rank, 2))) for rank in logs.left]
     assert used == [15, 15]
