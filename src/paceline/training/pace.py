@@ -51,11 +51,14 @@ class Pace:
         context: ExchangeContext,
         limits: StepLimits,
         elastic: bool = False,
+        insists_on_elastic: bool = False,
     ) -> None:
         self.world, self._loop, self._context = world, loop, context
         self._rule, self._overlaps = rule, bool(context.settings.overlap)
         self._mine: Contribution | None = None
         start_equal(world, loop)
+        self.insists_on_elastic = insists_on_elastic
+        """Whether the user has said so."""
         self._recovery = Recovery(world, loop, self._make_exchange) if elastic else None
         self._exchange = self._make_exchange(world)
         self._stepper = Stepper(world.rank, loop, self._exchange, limits, Stopwatch())
@@ -466,7 +469,7 @@ def keep_pace(
     goes_on = choose_elastic(
         elastic, world, loop, is_asynchronous(rule, settings, world), rule.name
     )
-    pace = Pace(world, loop, rule, context, limits, goes_on)
+    pace = Pace(world, loop, rule, context, limits, goes_on, bool(elastic) and goes_on)
     end = loop.around_step(pace.before_step, pace.after_step, lambda: pace.steps_itself)
     try:
         with (

@@ -128,7 +128,9 @@ def choose_elastic(
     asked: bool | None, world: World, loop: Loop, asynchronous: bool, rule: str
 ) -> bool:
     """Whether a loop goes on without ranks that are lost; None: if this can be had."""
-    if asked is False or world.size == 1:
+    around = current_session().paces
+    insists = asked or any(pace.insists_on_elastic for pace in around)
+    if world.size == 1 or (asked is False and not around):
         return False
     if not world.elastic:
         if asked and world.rank == 0:
@@ -139,18 +141,18 @@ def choose_elastic(
             )
         return False
     problem = ""
-    if asynchronous:
+    if around:
+        problem = "keep_pace blocks are nested, and only a single model goes on"
+        for pace in around:
+            pace.give_up_ranks()
+    elif asynchronous:
         problem = f"rule {rule} is asynchronous; use bsp, average or diloco, or a paceline.Trainer"
     elif not isinstance(loop, ShareableModel):  # others do not skip a step that has been taken
         problem = "it goes on with a torch optimizer only; use a paceline.Trainer"
-    elif current_session().paces:
-        problem = "keep_pace blocks are nested, and only a single model goes on"
-        for pace in current_session().paces:
-            pace.give_up_ranks()
     if not problem:
         return True
-    if asked:
+    if insists:
         raise ConfigError(f"elastic is True, and {problem}; omit it: then a lost rank ends the run")
-    if world.rank == 0:
+    if world.rank == 0 and asked is None:
         _log.warning("a rank that is lost ends this loop: %s", problem)
     return False
