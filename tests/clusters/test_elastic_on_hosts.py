@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -10,6 +11,8 @@ import pytest
 from support.clusters.cluster import HANG_S, Cluster, wait_for
 from support.clusters.clusters import Clusters
 from support.clusters.submit_checks import DIGITS, has_steps
+from support.loop_logs import Logs, kept_of_the_lost
+from support.ranks import TESTS
 
 RANK = re.compile(r"-m paceline train ")
 HOSTS = ("--hosts", "host1:2,host2:2,host3:1")
@@ -46,6 +49,34 @@ def test_ranks_of_other_hosts_are_lost(ssh_hosts: Cluster, rule: str) -> None:
 
 def read(place) -> str:
     return (place / "log").read_text()
+
+
+@pytest.mark.parametrize("overlap", [None, True])
+def test_a_loop_of_ones_own_loses_ranks_of_other_hosts(ssh_hosts: Cluster, overlap: bool) -> None:
+    """One that was alone on its host, before the step, and one while parameters are moved."""
+    place = ssh_hosts.new_folder(f"elastic-loop-{overlap}")
+    script = place / "loop.py"
+    script.write_text(
+        f"import sys; sys.path.insert(0, {str(TESTS)!r})\n"
+        "from mpi.programs import elastic_loop; elastic_loop.main()\n"
+    )
+    faults = [f"sigkill:rank={rank}" for rank in ("4,step=3,at=before", "2,step=5,at=moving")]
+    given = {"rule": "bsp", "samples": 100, "epochs": 2, "folder": str(place), "faults": faults}
+    given |= {"clip_norm": 1.0, "exchange": {"overlap": overlap}}
+    words = ("run", "--elastic", *HOSTS, "--", str(script), json.dumps(given))
+    with (place / "stderr").open("w") as log:
+        run = ssh_hosts.start(["paceline", *words], cwd=place, stdout=log, stderr=log)
+    try:
+        assert run.wait(HANG_S) == 0, (place / "stderr").read_text()
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
+    logs = Logs(place, [4, 2], (place / "stderr").read_text())
+    assert kept_of_the_lost(logs, 0, 100) == {4: 2, 2: logs.taken(2, 0) + 1}
+    assert kept_of_the_lost(logs, 1, 100) == {4: 0, 2: 0}
+    assert len({entry["end"] for entry in logs.ends}) == 1
+    assert len(logs.ends) == 3
 
 
 def test_a_host_is_lost_and_the_others_start_again(clusters: Clusters) -> None:

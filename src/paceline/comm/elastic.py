@@ -117,6 +117,8 @@ class ElasticWorld(MPIWorld):
     def __init__(self, comm: MPI.Comm, generation: Generation | None = None) -> None:
         self.generation = generation or Generation()
         self.generation_number = self.generation.number
+        self.successor: ElasticWorld | None = None
+        """The world that came after this one, since ranks were lost."""
         self._is_decided = False
         """Whether all ranks have said if they go on in this world."""
         try:

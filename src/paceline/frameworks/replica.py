@@ -127,9 +127,10 @@ class Loop(VectorModel, Protocol):
     """A model whose optimizer the user's own loop steps."""
 
     def around_step(
-        self, before: Callable[[], None], after: Callable[[], None], instead: bool
+        self, before: Callable[[], None], after: Callable[[], None], instead: Callable[[], bool]
     ) -> Undo:
-        """Call these around every step of the optimizer; with `instead`, leave its own step out."""
+        """Call these around every step of the optimizer; while `instead` holds, its own step may be
+        left out: there are no gradients for it."""
 
 
 class FitLoop(Loop, Protocol):

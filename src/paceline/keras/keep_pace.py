@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,6 +23,8 @@ from paceline.runtime.world import init
 from paceline.sync.settings import ExchangeSettings, check_settings, make_settings
 from paceline.training.keras_callbacks import Advice, RankZeroCallbacks
 from paceline.training.loop.stepper import StepLimits
+
+_log = logging.getLogger("paceline.keras")
 
 _ADVICE = Advice(
     weights="Load weights before fit",
@@ -82,6 +85,11 @@ class KeepPace(keras.callbacks.Callback):
         world, model = self._world or init(), self.model
         self._world = world
         limit_threads(fair_threads(world))
+        if world.elastic and world.size > 1 and world.rank == 0:
+            _log.warning(
+                "a rank that is lost ends model.fit, with --elastic, too: `paceline run --restarts "
+                "3` starts all ranks again"
+            )
         self._loop = loop = KerasLoop(model, model.optimizer)
         self._pace = pace = FitSession(world, loop, self._rule, self._settings, self._limits)
         if pace.averages_gradients:

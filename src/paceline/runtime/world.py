@@ -110,12 +110,20 @@ def next_world(world: World) -> World:
     global _joined
     while True:
         try:
-            world = _as_elastic(world).next_world()
+            before = _as_elastic(world)
+            world = before.successor = before.next_world()
             start_watch(world, partial(fail, world))
             break
         except RanksLost:
             continue
     _joined = world
+    return world
+
+
+def latest(world: World) -> World:
+    """This world, or if ranks of it were lost, the one that came after it."""
+    while (successor := getattr(world, "successor", None)) is not None:
+        world = successor
     return world
 
 

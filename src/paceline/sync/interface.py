@@ -83,7 +83,8 @@ class Settled(NamedTuple):
     """What became of the step that was under way on this rank when ranks were lost."""
 
     counts: bool = False
-    """It is done, and its samples count. If not, it left no trace, and they are dealt again."""
+    """It is done, and its samples count. If not, it left no trace: they are dealt again, or where
+    gradients are kept, it is taken again."""
     outcome: StepOutcome | None = None
     """What all ranks know of it."""
 

@@ -156,5 +156,8 @@ class ExchangeContext(NamedTuple):
     """The largest norm of the averaged gradient."""
     saved: SavedCentre | None = None
     """The centre of the run that is resumed."""
+    keeps_gradients: bool = False
+    """Whether a step that came to nothing, since ranks were lost, leaves the gradients as they were
+    (after `settle`), so that it can be taken again."""
     fail: Fail = abort
     """Called when something fails outside of the thread that trains."""

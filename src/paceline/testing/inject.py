@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.comm import Buffer, Pending, World
 from paceline.data import Batch
+from paceline.errors import ConfigError
 from paceline.frameworks import Replica
+from paceline.frameworks.replica import scale_gradients
 from paceline.testing.faults import Fault
 from paceline.training.callbacks import Callback, Logs
 
 if TYPE_CHECKING:
+    from paceline.training.pace import Pace
     from paceline.training.trainer import Trainer
 
 _SILENCE_S = 3600.0
 _PIECE_S = 0.1
 """How soon a silent rank notices that the others were ended."""
+
+_AFTER = ("exception", "exit", "sigkill", "sigstop", "hang", "disk-full")
+_Places = dict[str, tuple[Any, str]]
+"""For moments: what this process calls then."""
 
 _log = logging.getLogger("paceline.testing")
 
@@ -59,6 +66,49 @@ class Inject(Callback):
         self._trap: _Trap | None = None
         self._ranks: dict[int, int] = {}
 
+    def attach(self, pace: Pace) -> None:
+        """Inject them into a loop of your own: `with keep_pace(...) as pace:
+        Inject(Fault("sigkill", 1, step=5)).attach(pace)`."""
+        rank, stepper = pace.world.rank, pace._stepper
+        before, after = stepper.before, stepper.after
+        for fault in self._faults:
+            if fault.at in ("validation", "saving", "serving", "pushing"):
+                raise ConfigError(f"fault {fault}: a loop of your own has no {fault.at} of ours")
+
+        def due(*kinds: str) -> list[Fault]:
+            return _due(self._faults, rank, pace.progress()[1], kinds)
+
+        def before_step(*arguments: Any) -> Any:
+            for fault in due("nan", "delay", "drop", "sigkill"):
+                if fault.at == "after" and fault.kind == "sigkill":
+                    continue
+                _log.warning("injecting %s", fault)
+                if fault.kind == "nan":
+                    scale_gradients(pace._loop, math.nan)
+                elif fault.kind == "delay":
+                    time.sleep(fault.seconds)
+                elif fault.kind == "drop":
+                    self._trap = _Trap(pace.world)
+                else:
+                    exchange: Any = pace._exchange
+                    moves = getattr(exchange, "_optimizer", None)
+                    places = {"recovery": (exchange, "settle"), "end": (pace, "_end")}
+                    _strike_at(fault, places | {"moving": (moves, "step")})
+            return before(*arguments)
+
+        def after_step(*arguments: Any, **named: Any) -> Any:
+            found = after(*arguments, **named)
+            trap, self._trap = self._trap, None
+            if trap is not None and not trap.close():
+                _fall_silent(pace.world)
+            for fault in due(*_AFTER):
+                if fault.at == "after":
+                    _log.warning("injecting %s", fault)
+                    _strike(fault)
+            return found
+
+        vars(stepper).update(before=before_step, after=after_step)
+
     def on_train_begin(self, trainer: Trainer) -> None:
         self._ranks[id(trainer)] = rank = trainer.world.rank
         for fault in self._faults:
@@ -78,23 +128,26 @@ class Inject(Callback):
         for fault in self._due(trainer, step, ("sigkill",)):
             if fault.at not in ("after", "serving"):
                 _log.warning("injecting %s", fault)
-                _strike_at(fault, trainer)
+                _strike_at(fault, _places(trainer))
 
     def on_batch_end(self, trainer: Trainer, step: int, logs: Logs) -> None:
         trap, self._trap = self._trap, None
         if trap is not None and not trap.close():
             _fall_silent(trainer.world)
-        kinds = ("exception", "exit", "sigkill", "sigstop", "hang", "disk-full")
-        for fault in self._due(trainer, step, kinds):
+        for fault in self._due(trainer, step, _AFTER):
             if fault.at == "after":
                 _log.warning("injecting %s", fault)
                 _strike(fault)
 
     def _due(self, trainer: Trainer, step: int, kinds: tuple[str, ...]) -> list[Fault]:
         rank = self._ranks.get(id(trainer), trainer.world.rank)
-        here = (fault for fault in self._faults if fault.rank == rank)
-        due = (f for f in here if f.step <= step < f.step + f.steps)
-        return [fault for fault in due if fault.kind in kinds]
+        return _due(self._faults, rank, step, kinds)
+
+
+def _due(faults: tuple[Fault, ...], rank: int, step: int, kinds: tuple[str, ...]) -> list[Fault]:
+    here = (fault for fault in faults if fault.rank == rank)
+    due = (f for f in here if f.step <= step < f.step + f.steps)
+    return [fault for fault in due if fault.kind in kinds]
 
 
 def _strike(fault: Fault) -> None:
@@ -112,10 +165,9 @@ def _strike(fault: Fault) -> None:
         os.kill(os.getpid(), number)
 
 
-def _strike_at(fault: Fault, trainer: Trainer) -> None:
-    """Strike where this process gets to at that moment; moving, after a part of it."""
+def _places(trainer: Trainer) -> _Places:
     run: Any = trainer._training_run
-    places: dict[str, tuple[Any, str]] = {
+    return {
         "moving": (getattr(run.exchange, "_optimizer", None), "step"),
         "validation": (run.replica, "evaluate"),
         "saving": (run.saver, "add"),
@@ -123,6 +175,10 @@ def _strike_at(fault: Fault, trainer: Trainer) -> None:
         "end": (run, "end"),
         "pushing": (run.world, "isend"),
     }
+
+
+def _strike_at(fault: Fault, places: _Places) -> None:
+    """Strike where this process gets to at that moment; moving, after a part of it."""
     place, name = places.get(fault.at, (None, ""))
     if place is None:
         _strike(fault)

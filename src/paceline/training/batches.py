@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.comm import World
 from paceline.core.nests import map_leaves
@@ -23,11 +27,19 @@ from paceline.data.sampling.epochs import depth_ahead
 from paceline.data.sampling.shards import check_batch_size, check_enough
 from paceline.data.sampling.split import EpochSplit, split_epoch
 from paceline.errors import ConfigError
-from paceline.runtime.world import init
+from paceline.runtime.world import init, latest
 from paceline.training.balance import BalanceSettings, make_balancer, read_together
-from paceline.training.session import Serving, begin_serving, current_session
+from paceline.training.loop.shard_epoch import ShardEpoch
+from paceline.training.session import ServedSamples, Serving, begin_serving, current_session
+
+if TYPE_CHECKING:
+    from paceline.training.pace import Pace
 
 Convert = Callable[[Any], Any]
+
+
+_numbers: defaultdict[object, count[int]] = defaultdict(count)
+"""How many shards of a kind there are."""
 
 
 class Order(NamedTuple):
@@ -77,21 +89,26 @@ class Batches:
         check_batch_size(batch_size)
         self._batch_size = batch_size
         mean = 1.0 if self._weights is None else float(self._weights.mean())
+        length = 0 if isinstance(source, Stream) else len(source)
+        kind = (source.name, length, batch_size, *order)
+        self._name = (*kind, next(_numbers[kind]))
+        """The same on all ranks, which make shards that look alike in the same order."""
         self._serving = Serving(batch_size * mean, balancer=self._balancer)
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
         if isinstance(self._source, Stream):
             raise TypeError("a stream has no known number of batches")
-        return len(self._split(self.epoch, len(self._workers())))
-
-    def _split(self, epoch: int, workers: int) -> EpochSplit:
-        assert not isinstance(self._source, Stream)
+        self._follow_world()
+        workers = len(self._workers())
         check_enough(len(self._source), workers)
-        whole = EpochRemainder(workers, self._batch_size)
+        return len(self._split_rest(self.epoch, EpochRemainder(workers, self._batch_size)))
+
+    def _split_rest(self, epoch: int, remainder: EpochRemainder) -> EpochSplit:
+        assert not isinstance(self._source, Stream)
         seed, shuffle = self._order
         return split_epoch(
-            self._source, whole, self._balance, seed=seed, epoch=epoch, shuffle=shuffle
+            self._source, remainder, self._balance, seed=seed, epoch=epoch, shuffle=shuffle
         )
 
     def _workers(self) -> tuple[int, ...]:
@@ -99,9 +116,19 @@ class Batches:
         around = (pace.workers for pace in current_session().paces if pace.world is self._world)
         return next(around, tuple(range(self._world.size)))
 
+    def _elastic_pace(self) -> Pace | None:
+        """The model around that goes on without ranks that are lost."""
+        around = (pace for pace in current_session().paces if pace.world is self._world)
+        return next((pace for pace in around if pace.is_elastic), None)
+
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         served = begin_serving()
+        self._follow_world()
+        pace = self._elastic_pace()
+        if pace is not None:
+            yield from self._elastic_epoch(pace, epoch, served)
+            return
         workers = self._workers()
         if self._balancer is not None:
             if self._balancer.has_measured:  # else somebody only looks at a batch, maybe alone
@@ -109,26 +136,82 @@ class Batches:
             self._balancer.begin_epoch()
         if self._world.rank not in workers:
             return
-        stream = isinstance(self._source, Stream)
-        for batch in training_batches(
-            self._source,
-            shard=Shard(workers.index(self._world.rank), len(workers)),
-            batch_size=self._batch_size,
-            seed=self._order.seed,
-            epoch=epoch,
-            shuffle=self._order.shuffle,
-            split=None if stream else self._split(epoch, len(workers)),
-            prefetch=self._loading.prefetch,
-            loaders=self._loading.loaders,
-        ):
-            served.begin(self, self._serving)
-            served.add(batch.samples, weight_of(batch, self._weights))
-            if self._balancer is not None:
-                assert batch.indices is not None
-                self._balancer.hand_out(batch.indices)
-            yield content_of(batch, self._loading.to)
+        for batch in self._open(self._begin(epoch, workers)):
+            yield self._hand_out(batch, served)
         for pace in current_session().paces:
             pace.end_epoch(self)
+
+    def _elastic_epoch(self, pace: Pace, epoch: int, served: ServedSamples) -> Iterator[Any]:
+        """This rank's batches, and those that it gets when others are lost. All end together."""
+        self._check_elastic()
+        place = pace.begin_epoch(self, self._begin(epoch, pace.workers))
+        is_over = False
+        while not is_over:
+            deals = place.deals
+            if self._balancer is not None:
+                self._balancer.begin_epoch()
+            with closing(self._open(place)) as batches:
+                for batch in batches:
+                    place.taken += 1
+                    yield self._hand_out(batch, served)
+                    if place.deals > deals:
+                        break
+            is_over = place.deals == deals and pace.end_epoch(self)
+
+    def _begin(self, epoch: int, workers: tuple[int, ...]) -> ShardEpoch:
+        """A whole epoch, for these ranks."""
+        if not isinstance(self._source, Stream):
+            check_enough(len(self._source), len(workers))
+        return ShardEpoch(
+            (*self._name, epoch),
+            epoch,
+            EpochRemainder(len(workers), self._batch_size),
+            workers,
+            Shard(workers.index(self._world.rank), len(workers)),
+            None if isinstance(self._source, Stream) else partial(self._split_rest, epoch),
+        )
+
+    def _open(self, place: ShardEpoch) -> Generator[Batch]:
+        """The batches that this rank has not had."""
+        yield from training_batches(
+            self._source,
+            shard=place.shard,
+            batch_size=self._batch_size,
+            seed=self._order.seed,
+            epoch=place.epoch,
+            shuffle=self._order.shuffle,
+            remainder=place.remainder,
+            split=None if place.split is None else place.split(place.remainder),
+            taken=place.taken,
+            prefetch=self._loading.prefetch,
+            loaders=self._loading.loaders,
+        )
+
+    def _hand_out(self, batch: Batch, served: ServedSamples) -> Any:
+        served.begin(self, self._serving)
+        served.add(batch.samples, weight_of(batch, self._weights))
+        if self._balancer is not None:
+            assert batch.indices is not None
+            self._balancer.hand_out(batch.indices)
+        return content_of(batch, self._loading.to)
+
+    def _follow_world(self) -> None:
+        """Ranks may have been lost since the last epoch."""
+        world = latest(self._world)
+        if world is not self._world:
+            self._world = world
+            if self._balancer is not None:
+                self._balancer.change_world(world)
+
+    def _check_elastic(self) -> None:
+        balancer = self._balancer
+        if balancer is not None and (balancer.learns or balancer.follows_speeds):
+            what = 'cost "learned"' if balancer.learns else 'speeds "measured"'
+            raise ConfigError(
+                f"{what} is of steps that ranks take together, and this loop goes on without ranks "
+                "that are lost; give cost as length, an array or a function, or say "
+                "keep_pace(..., elastic=False): then a lost rank ends the run"
+            )
 
 
 def read_weights(source: Source | Stream, world: World, weight: object) -> Vector | None:

@@ -96,6 +96,11 @@ class Deal:
                     "paceline.deal is for rules whose ranks train in step (bsp, average, diloco); "
                     "with others use paceline.shard: nobody waits there"
                 )
+            if any(pace.is_elastic for pace in paces):
+                raise ConfigError(
+                    "paceline.deal cannot tell what a lost rank had taken; use paceline.shard, or "
+                    "say keep_pace(..., elastic=False): then a lost rank ends the run"
+                )
             return paces[0].counter(numbers)
         if self._world.size > 1:
             raise TrainingError(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from paceline.comm import World
 from paceline.comm.counter import Counter, make_counter
-from paceline.errors import ConfigError, ReplicaError, TrainingError
+from paceline.errors import ConfigError, RanksLost, ReplicaError, TrainingError
 from paceline.frameworks.registry import make_loop
 from paceline.frameworks.replica import Loop, scale_gradients
 from paceline.frameworks.threads import limit_threads
@@ -21,12 +21,19 @@ from paceline.rules import Rule, make_rule
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.watchdog import watched
-from paceline.runtime.world import init
-from paceline.sync.interface import Contribution
-from paceline.sync.make import load_common_weights, make_exchange, next_exchange_id
+from paceline.runtime.world import confirm, init, latest
+from paceline.sync.interface import Contribution, Exchange, Settled, StepOutcome
+from paceline.sync.make import (
+    is_asynchronous,
+    load_common_weights,
+    make_exchange,
+    next_exchange_id,
+)
 from paceline.sync.replicas import average_buffers, check_equal, start_equal
 from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_settings
 from paceline.training.balance import Balancer
+from paceline.training.loop.recovery import Recovery, choose_elastic
+from paceline.training.loop.shard_epoch import ShardEpoch
 from paceline.training.loop.stepper import StepLimits, Stepper
 from paceline.training.session import ServedSamples, Serving, current_session, in_session
 
@@ -43,17 +50,22 @@ class Pace:
         rule: Rule,
         context: ExchangeContext,
         limits: StepLimits,
+        elastic: bool = False,
+        insists_on_elastic: bool = False,
     ) -> None:
-        self.world, self._loop = world, loop
+        self.world, self._loop, self._context = world, loop, context
+        self._rule, self._overlaps = rule, bool(context.settings.overlap)
+        self._mine: Contribution | None = None
         start_equal(world, loop)
-        self._exchange = make_exchange(world, loop, rule, context)
+        self.insists_on_elastic = insists_on_elastic
+        """Whether the user has said so."""
+        self._recovery = Recovery(world, loop, self._make_exchange) if elastic else None
+        self._exchange = self._make_exchange(world)
         self._stepper = Stepper(world.rank, loop, self._exchange, limits, Stopwatch())
+        self._is_stepped = False
+        """Whether the step that is under way was finished when ranks were lost."""
         self._begun = 0
         """Steps of this rank, including the one under way."""
-        self._mine: Contribution | None = None
-        if context.settings.overlap:
-            self._exchange.expect_one_backward(lambda: self._begin_contribution().weight)
-        self._rule, self._overlaps = rule, bool(context.settings.overlap)
         self._seen = (0, 0, 0.0)
         """Of what is served: whose turn it is, the samples and their weight, up to now."""
         self._usual = Contribution(1, 1.0, more=True)
@@ -73,6 +85,25 @@ class Pace:
         self._trial = open_trial(world.rank, len(self.workers))
         if self._exchange.describe() and world.rank == 0:
             _log.info("rule %s: %s", rule.name, self._exchange.describe())
+
+    def _make_exchange(self, world: World) -> Exchange:
+        """All ranks of a world, at first and when others were lost."""
+        context = self._context._replace(
+            exchange_id=next_exchange_id(world), keeps_gradients=self._recovery is not None
+        )
+        exchange = make_exchange(world, self._loop, self._rule, context)
+        if self._overlaps:
+            exchange.expect_one_backward(lambda: self._begin_contribution().weight)
+        return exchange
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether it goes on without ranks that are lost."""
+        return self._recovery is not None
+
+    def give_up_ranks(self) -> None:
+        """A further model is trained beside this one, so a lost rank ends the loop."""
+        self._recovery = None
 
     @property
     def asynchronous(self) -> bool:
@@ -152,7 +183,10 @@ class Pace:
         if self._divisor is not None:
             scale_gradients(self._loop, 1 / self._divisor)
             self._divisor = None
-        outcome = self._stepper.before(mine)
+        try:
+            outcome = self._stepper.before(mine)
+        except RanksLost:
+            outcome = self._finish_step()
         if self._balancer is not None:
             speeds = outcome.speeds if outcome is not None else None
             self._balancer.note_step(self._stepper.compute_s, speeds)
@@ -160,19 +194,100 @@ class Pace:
     def after_step(self) -> None:
         """Exchange what the rule exchanges after the optimizer has moved the weights."""
         mine, self._mine = self._begin_contribution(), None
-        self._stepper.after()
+        is_done, self._is_stepped = self._is_stepped, False
+        if self._recovery is not None:
+            self._recovery.epochs.note_step()
+        try:
+            self._stepper.after(exchanges=not is_done)
+        except RanksLost:
+            self._go_on()  # the replicas have been made equal
         if self._trial is not None:
             self._trial.note(mine.samples, self._stepper.watch, self._unit)
 
-    def end_epoch(self, by: object) -> None:
-        """A shard has ended; if this loop trains on it, so has its epoch."""
+    def _go_on(self) -> Settled:
+        """Ranks were lost: go on without them, if this loop can. Called where that is noticed."""
+        if self._recovery is None:
+            raise
+        self.world, self._exchange, settled = self._recovery.go_on(
+            self.world, self._exchange, self._stepper
+        )
+        self.workers = self._exchange.workers
+        return settled
+
+    def _finish_step(self) -> StepOutcome | None:
+        """Ranks were lost before the optimizer's step: it was finished, or is taken again."""
+        while True:
+            settled = self._go_on()
+            if settled.counts:
+                self._is_stepped = True
+                self._loop.clear_gradients()  # the user's own step, which follows, moves nothing
+                return settled.outcome
+            assert self._recovery is not None
+            try:
+                return self._stepper.before_again(self._recovery.epochs.taken)
+            except RanksLost:
+                continue
+
+    def _together(self, work: Callable[[], None]) -> None:
+        """What all ranks do together; again, if ranks are lost meanwhile."""
+        while True:
+            try:
+                work()
+                confirm(self.world)
+                return
+            except RanksLost:
+                self._go_on()
+
+    def begin_epoch(self, by: object, fresh: ShardEpoch) -> ShardEpoch:
+        """A shard begins an epoch in a loop that goes on without ranks that are lost."""
+        assert self._recovery is not None
+        epochs = self._recovery.epochs
+        if epochs.is_trained(by):  # the loop broke off the last one
+            while not self._end_together(self._recovery):
+                continue
+        return epochs.begin(by, fresh, self.world.rank, is_trained=by is self._by)
+
+    def end_epoch(self, by: object) -> bool:
+        """A shard has ended; if this loop trains on it, so has its epoch. False: ranks were lost
+        before all had ended it, so there may be more samples."""
+        if self._recovery is not None:
+            return not self._recovery.epochs.is_trained(by) or self._end_together(self._recovery)
         if by is self._by:
             self._exchange.end_epoch(self._stepper.watch)
+        return True
+
+    def _end_together(self, recovery: Recovery) -> bool:
+        """Take part, without samples, until no rank has a batch; false if ranks were lost, and the
+        others may have more now."""
+        recovery.drains = True
+        try:
+            self._stepper.drain(recovery.epochs.taken)
+            recovery.end_epoch(self._stepper)
+        except RanksLost:
+            outcome = self._go_on().outcome
+            return outcome is not None and not outcome.more
+        finally:
+            recovery.drains = False
+        return True
 
     def leave(self) -> None:
         """Take part, without samples, in the steps of the ranks that still have some."""
-        if self.world.size > 1 or self._exchange.asynchronous:
-            self._stepper.drain()
+        if self._recovery is not None:
+            self._recovery.leaves = True
+            while not self._end_together(self._recovery):
+                continue
+            self._together(self._end)
+        else:
+            if self.world.size > 1 or self._exchange.asynchronous:
+                self._stepper.drain()
+            self._end()
+        with suppress(RanksLost):  # all is done
+            self._exchange.close()
+            if self._counter is not None:
+                self._counter.close()
+
+    def _end(self) -> None:
+        """No rank trains any more: make the model the same on all."""
         steps = self.world.allgather_values(self._begun)
         if self.world.size > 1 and not any(steps):
             raise TrainingError(
@@ -190,15 +305,12 @@ class Pace:
         load_common_weights(self._loop, self._exchange)
         if self._exchange.replicas_stay_equal and not self.steps_itself:
             self._check_together()
-        self._exchange.close()
-        if self._counter is not None:
-            self._counter.close()
         average_buffers(self.world, self._loop, self._exchange.trains)
 
     def _check_together(self) -> None:
         """Replicas that took the same steps are equal, unless something else moved them."""
         try:
-            self.check()
+            check_equal(self.world, self._loop)
         except ReplicaError as error:
             raise TrainingError(
                 f"{error}. What ranks change by hand is not exchanged: let optimizer.step() make "
@@ -217,7 +329,7 @@ class Pace:
 
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
-        check_equal(self.world, self._loop)
+        self._together(lambda: check_equal(self.world, self._loop))
 
     def time(self) -> TimeSplit:
         """Where this rank's time went since the last call; the user's own work is compute."""
@@ -227,6 +339,8 @@ class Pace:
         """What this rank brings to the step that is under way."""
         if self._mine is None:
             self._mine = self._make_contribution()
+            if self._recovery is not None:
+                self._mine = self._mine._replace(taken=self._recovery.epochs.taken)
         return self._mine
 
     def _make_contribution(self) -> Contribution:
@@ -253,6 +367,8 @@ class Pace:
         self._seen = served.turn, served.samples, served.weight
         if self._by is not served.by:
             self._by = served.by
+            if self._recovery is not None:
+                self._recovery.epochs.train_on(served.by)
             self._follow(served.how.balancer)
             self._note_facts(served.how)
         if served.how.dealt:
@@ -306,6 +422,7 @@ def keep_pace(
     max_rejected: int = 10,
     stall_warning_s: float = 30.0,
     stall_timeout_s: float = 1800.0,
+    elastic: bool | None = None,
     world: World | None = None,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
@@ -327,8 +444,15 @@ def keep_pace(
     Gradients that are not finite are left out of the step; more than `max_rejected` times on one
     rank end the run. When nothing has moved for `stall_warning_s`, a warning says who is missing;
     after `stall_timeout_s` all ranks are ended.
+
+    With `elastic`, by default in a job that was started with `paceline run --elastic`, a rank that
+    is killed does not end the others, by a rule whose ranks wait for each other (bsp, average,
+    diloco): the interrupted `optimizer.step()` is finished by those that are left, and `shard`
+    deals them the samples that the lost rank had left, in this epoch. So all ranks end an epoch
+    together. `pace.world` and `paceline.init()` are the ranks that are left; a world from before
+    raises RanksLost. `elastic=False`: a lost rank ends the run.
     """
-    world = world or init()
+    world = latest(world or init())
     limit_threads(fair_threads(world))
     rule = make_rule(rule)
     settings = make_settings(exchange)
@@ -338,14 +462,15 @@ def keep_pace(
             "omit one of them"
         )
     loop = make_loop(model, optimizer)
-    context = ExchangeContext(
-        exchange_id=next_exchange_id(world), settings=settings, clip_norm=clip_norm, fail=fail
-    )
+    context = ExchangeContext(settings=settings, clip_norm=clip_norm, fail=fail)
     limits = StepLimits(
         max_rejected, clip_norm, stall_warning_s=stall_warning_s, stall_timeout_s=stall_timeout_s
     )
-    pace = Pace(world, loop, rule, context, limits)
-    end = loop.around_step(pace.before_step, pace.after_step, instead=pace.steps_itself)
+    goes_on = choose_elastic(
+        elastic, world, loop, is_asynchronous(rule, settings, world), rule.name
+    )
+    pace = Pace(world, loop, rule, context, limits, goes_on, bool(elastic) and goes_on)
+    end = loop.around_step(pace.before_step, pace.after_step, lambda: pace.steps_itself)
     try:
         with (
             in_session(pace),

@@ -128,7 +128,10 @@ class KerasLoop(KerasVectors):
         return end
 
     def around_step(
-        self, before: Callable[[], None], after: Callable[[], None], instead: bool = False
+        self,
+        before: Callable[[], None],
+        after: Callable[[], None],
+        instead: Callable[[], bool] = lambda: False,
     ) -> Callable[[], None]:
         """Call these whenever the loop calls `optimizer.apply`; returns a function to end that."""
 

@@ -38,17 +38,20 @@ class TorchLoop(TorchVectors):
                 )
 
     def around_step(
-        self, before: Callable[[], None], after: Callable[[], None], instead: bool = False
+        self,
+        before: Callable[[], None],
+        after: Callable[[], None],
+        instead: Callable[[], bool] = lambda: False,
     ) -> Callable[[], None]:
         """Call these whenever the loop calls `optimizer.step()`; returns a function to end that.
 
-        With `instead`, they take the step, and torch's own is skipped, unless it has other hooks:
-        it would only look for gradients that are not there.
+        While `instead` holds, they take the step, and torch's own is skipped, unless it has other
+        hooks: it would only look for gradients that are not there.
         """
         own = self.optimizer
         hooked = own._optimizer_step_pre_hooks or own._optimizer_step_post_hooks
-        if instead and not hooked:
-            return self._replace_step(before, after)
+        if instead() and not hooked:
+            return self._replace_step(before, after, instead)
 
         def pre_hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             _refuse(args[1] if len(args) > 1 else kwargs.get("closure"))  # args[0] is itself
@@ -71,15 +74,22 @@ class TorchLoop(TorchVectors):
         return end
 
     def _replace_step(
-        self, before: Callable[[], None], after: Callable[[], None]
+        self, before: Callable[[], None], after: Callable[[], None], instead: Callable[[], bool]
     ) -> Callable[[], None]:
         attributes: dict[str, Any] = vars(self.optimizer)
         replaced = attributes.get("step")  # a scheduler's wrapper
 
+        plain: Any = replaced or MethodType(type(self.optimizer).step, self.optimizer)
+
         def step(optimizer: Any, closure: Any = None) -> None:
+            if self._in_step_of_ours:
+                plain()
+                return
             _refuse(closure)
             optimizer._opt_called = True  # schedulers warn if it is not
             before()
+            if not instead():
+                self.apply()
             after()
 
         if replaced is not None:

@@ -8,7 +8,7 @@ from paceline.comm import World
 from paceline.comm.allreduce.coded import VectorAllreduce, make_sums
 from paceline.comm.allreduce.powersgd import PowerSGDAllreduce
 from paceline.core.trees import Tree
-from paceline.core.vectors import Layout, copy_vectors, fill_vectors
+from paceline.core.vectors import Layout, Vector, copy_vectors, fill_vectors
 from paceline.frameworks.replica import VectorModel
 from paceline.observe import Stopwatch
 from paceline.rules import GradientRule, State
@@ -34,6 +34,10 @@ class GradientExchange(Exchange):
         self.workers = tuple(range(world.size))
         self._message: StepMessage | None = None
         self._last: StepOutcome | None = None
+        self._kept: tuple[Vector, Vector] | None = None
+        """The gradients of the step that is under way, before they are summed, and which there are;
+        if they are to be kept."""
+        self._exchanging = False
         self._sum = _make_sum(world, model.layout, context.settings)
         if world.size > 1:
             weights = model.layout.empty_vector()
@@ -43,6 +47,8 @@ class GradientExchange(Exchange):
             self._message = StepMessage(world, weights, flags, context.exchange_id)
             self._present, self._speeds, self._taken = np.split(self._message.flags, ends)
             model.rehome(weights, self._message.vector)
+            if context.keeps_gradients:
+                self._kept = np.empty_like(weights), np.empty_like(self._present)
 
     @property
     def bytes_sent(self) -> int:
@@ -53,6 +59,9 @@ class GradientExchange(Exchange):
         if self._message is None:
             return mine.alone()
         gradient, present = self._model.collect_gradients()
+        if self._kept is not None:
+            self._kept[0][:], self._kept[1][:] = gradient, present
+        self._exchanging = True
         self._rule.contribute(gradient, mine.weight, out=gradient)
         self._present[:] = present
         self._speeds[:] = 0
@@ -64,6 +73,7 @@ class GradientExchange(Exchange):
         self._rule.merge(gradient, outcome.weight, out=gradient)
         watch.lap("communication")
         self._model.accept_gradients(self._present)
+        self._exchanging = False
         self.rounds += 1
         taken = self._taken.copy() if self._taken.size else None
         self._last = outcome._replace(speeds=self._speeds, taken=taken)
@@ -85,7 +95,10 @@ class GradientExchange(Exchange):
         outcome = left.bcast_value(self._last, source)
         if min(rounds) < max(rounds):
             copy_state(left, self._model, source, behind)
-        self.rounds = max(rounds)
+        if self._exchanging and not behind and self._kept is not None and self._message:
+            self._message.vector[:] = self._kept[0]
+            self._model.accept_gradients(self._kept[1])
+        self.rounds, self._exchanging = max(rounds), False
         return Settled(behind, outcome if behind else None)
 
     def _residuals(self) -> State:

@@ -52,7 +52,10 @@ class SharedParametersExchange(Exchange):
         self.workers = tuple(range(world.size))
         layout: Layout = model.layout
         several = self._nodes.count > 1
-        slots, keeps_sums = model.slot_names(), several and world.elastic and self._local.size > 1
+        slots = model.slot_names()
+        # A rank alone on its node sums in the place of its gradients, unless these must be kept.
+        keeps = self._local.size > 1 or context.keeps_gradients
+        keeps_sums = several and world.elastic and keeps
         self._buffers = SharedBuffers(world, layout, self._local.size, slots, keeps_sums)
         model.rehome(self._buffers.parameters, self._buffers.gradients[self._rank])
         self._local.barrier()  # all have written the same values

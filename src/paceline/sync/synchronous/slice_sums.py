@@ -111,8 +111,9 @@ class SliceSums(ABC):
         """Sum a piece over the ranks of the node; ranks whose gradients are not finite are marked,
         and theirs left out."""
         rows = [row[piece] for row in self._buffers.gradients]
-        if len(rows) == 1:  # a rank alone on its node sums in place
-            self._rule.contribute(out, weights[0], out=out)
+        if len(rows) == 1:  # a rank alone on its node may sum in place
+            own = out if self._buffers.sums is None else rows[0]
+            self._rule.contribute(own, weights[0], out=out)
         else:
             self._rule.accumulate(rows, weights, out=out)
         if is_finite(out):
@@ -121,8 +122,10 @@ class SliceSums(ABC):
             if not is_finite(row):
                 self._buffers.heads[rank, REJECTED] = 1
                 row[:] = 0
-        if len(rows) > 1:  # a single row is the sum itself
+        if len(rows) > 1:
             self._rule.accumulate(rows, weights, out=out)
+        else:
+            out[:] = 0
 
 
 class NodeSums(SliceSums):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
+from paceline.core.vectors import Vector
 from paceline.errors import TrainingError
 from paceline.observe import Stopwatch
 from paceline.runtime.watchdog import watched
@@ -64,10 +65,8 @@ class Stepper:
         watch: Stopwatch,
         wishes: Callable[[], StepWishes] = no_wishes,
     ) -> None:
-        self._rank, self._model, self._exchange = rank, model, exchange
-        self._limits, self._wishes = limits, wishes
-        self._refuses = limits.refuses_nonfinite and not exchange.filters_nonfinite
-        self._clips = limits.clip_norm if not exchange.steps_optimizer else None
+        self._model, self._limits, self._wishes = model, limits, wishes
+        self.change(rank, exchange)
         self.watch = watch
         self.steps = 0
         """Steps of this rank."""
@@ -79,12 +78,24 @@ class Stepper:
         """Whether some rank has asked to stop."""
         self.compute_s = 0.0
         """Seconds that this rank computed before its last exchange of gradients."""
+        self.taken_by_rank: Vector | None = None
+        """How many batches each rank has had, as of the last exchange; in an elastic world."""
         self._mine = Contribution()
         self._outcome: StepOutcome | None = None
 
     def restore(self, steps: int, rejected: int) -> None:
         """Go on after so many steps."""
         self.steps, self.rejected = steps, rejected
+
+    def change(self, rank: int, exchange: Exchange) -> None:
+        """Go on with other ranks."""
+        self._rank, self._exchange = rank, exchange
+        self._refuses = self._limits.refuses_nonfinite and not exchange.filters_nonfinite
+        self._clips = self._limits.clip_norm if not exchange.steps_optimizer else None
+
+    def before_again(self, batches: int) -> StepOutcome | None:
+        """`before` came to nothing, since ranks were lost, and the gradients are what they were."""
+        return self.before(self._mine._replace(taken=batches))
 
     def contribution(
         self, samples: float, weight: float, more: bool, loss: float = 0.0
@@ -112,9 +123,11 @@ class Stepper:
         weight = self._mine.weight if self._outcome is None else self._outcome.weight
         return weight > 0 and not self._exchange.steps_optimizer
 
-    def after(self, mine: Contribution | None = None) -> StepOutcome | None:
+    def after(self, mine: Contribution | None = None, exchanges: bool = True) -> StepOutcome | None:
         """All that comes after the optimizer's step; `mine` if it is not that of `before`."""
         self.steps += 1
+        if not exchanges:
+            return self._outcome
         return self._exchange_weights(self._mine if mine is None else mine)
 
     def step(
@@ -126,13 +139,13 @@ class Stepper:
             self._model.apply()
         return self.after()
 
-    def drain(self) -> int:
+    def drain(self, batches: int = 0) -> int:
         """Take part without samples until no rank has a further batch; how many of these steps
-        the model's own optimizer took."""
+        the model's own optimizer took. This rank has had so many batches of the epoch."""
         taken, outcome = 0, None
         while outcome is None or outcome.more:
             self._model.clear_gradients()
-            mine = self.contribution(0, 0.0, more=False)
+            mine = self.contribution(0, 0.0, more=False)._replace(taken=batches)
             self._exchange_gradients(mine)
             if self.must_step():
                 self._model.apply()
@@ -158,8 +171,7 @@ class Stepper:
         self.compute_s = self.watch.lap("compute")
         self._mine = mine
         self._outcome = outcome = self._exchange.before_step(mine, self.watch)
-        if outcome is not None and outcome.stop:
-            self.stop_heard = True
+        self.hear(outcome)
         if self._clips is not None:
             self._model.clip(self._clips)
         return outcome
@@ -167,9 +179,17 @@ class Stepper:
     def _exchange_weights(self, mine: Contribution) -> StepOutcome | None:
         self.watch.lap("compute")
         outcome = self._exchange.after_step(mine, self.watch) or self._outcome
-        if outcome is not None and outcome.stop:
-            self.stop_heard = True
+        self.hear(outcome)
         return outcome
+
+    def hear(self, outcome: StepOutcome | None) -> None:
+        """Take in what all ranks know after an exchange."""
+        if outcome is None:
+            return
+        if outcome.stop:
+            self.stop_heard = True
+        if outcome.taken is not None and not outcome.deferred:
+            self.taken_by_rank = outcome.taken
 
     def _count_rejected(self, what: str, where: Callable[[], str] | None) -> None:
         """Too many end the run."""
