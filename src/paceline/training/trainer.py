@@ -429,6 +429,7 @@ class Trainer:
         self._found = on_rank0(world, lambda: find_run_dir(config))
         resumed = find_resumed(config.resume, self._found, world)
         if resumed is not None:
+            resumed.check_model(self.replica.layout)
             check_identity(resumed.facts, identity, resumed.run_dir)
             same = resumed.facts["optimizer"] == config.describe()["optimizer"]
             restore_replica(self.replica, resumed, same)

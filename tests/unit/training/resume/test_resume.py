@@ -249,7 +249,10 @@ def test_another_learning_rate_may_follow(tmp_path):
     [
         ({"seed": 7}, "seed was 1, is 7"),
         ({"rule": DiLoCo()}, "rule was bsp, is diloco"),
-        ({"model": lambda: nn.Linear(3, 1)}, "model was"),
+        (
+            {"model": lambda: nn.Linear(3, 1)},
+            r"another model: .*; the run has '0.weight' \(9, 3\) float32, which the model lacks",
+        ),
     ],
     ids=["seed", "rule", "model"],
 )
