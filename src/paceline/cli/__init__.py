@@ -42,6 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("paceline: interrupted\n")
         return 130
+    except Exception as error:
+        if sys.excepthook is not sys.__excepthook__:  # a program's own, or that of a rank
+            raise
+        from paceline.core.user_frames import show_trace
+
+        sys.stderr.write(show_trace(error))
+        return 1
 
 
 def _make_parser(called: str | None) -> argparse.ArgumentParser:
