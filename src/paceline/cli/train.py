@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -131,6 +132,7 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     """Write the outcome for scripts, and print it for people."""
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
+    from paceline.observe.run_log import RunLog
     from paceline.training.loop.run import REMEDY
     from paceline.training.run_dir import write_json
 
@@ -139,6 +141,9 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     terminal = has_terminal(os.environ, sys.stdout)
     advice = result.summary["advice"]
     render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks, advice)
+    kept = io.StringIO()
+    render_final(result.history, kept, False, None, ranks, advice)
+    RunLog(result.run_dir, 0).write(kept.getvalue())
     sys.stdout.write(f"run directory: {_short(result.run_dir)}\n")
     sys.stdout.flush()
     if result.summary["warning"] is not None:

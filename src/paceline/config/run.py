@@ -98,6 +98,9 @@ class RunConfig(Section):
 
     The last epoch is always validated."""
     stop: StopConfig = StopConfig()
+    keep: Annotated[Literal["last", "best"], Flag("--keep")] = "last"
+    """Which models the run directory keeps: `model.*` is the last; with `best`, `best.*` is that of
+    the validation with the lowest `val_loss`."""
     max_time: Annotated[str | None, Flag("--max-time", "TIME"), Values("a time such as `90m`")] = (
         None
     )

@@ -40,9 +40,8 @@ class Batch:
         if self.indices is None:
             told = f", {len(bad)} of which are not finite" if len(bad) else ""
             return f"{self.samples} samples at unknown positions{told}"
-        told = f", of which {_listed(self.indices[bad])} hold NaN or infinity" if len(bad) else ""
-        many = "s" if self.samples > 1 else ""
-        return f"sample{many} {_listed(self.indices)}{told}"
+        told = f", with NaN or infinity in {_listed(self.indices[bad])}" if len(bad) else ""
+        return f"{_listed(self.indices)}{told}"
 
     def _nonfinite(self) -> np.ndarray:
         """Which samples, counted from 0, hold numbers that are not finite, as far as we can see."""
@@ -76,7 +75,8 @@ class Batch:
 
 def _listed(indices: np.ndarray) -> str:
     shown = ", ".join(str(index) for index in indices[:SHOWN])
-    return shown if len(indices) <= SHOWN else f"{shown}, ... ({len(indices)} in all)"
+    rest = f", ... ({len(indices)} in all)" if len(indices) > SHOWN else ""
+    return f"sample{'s' * (len(indices) > 1)} {shown}{rest}"
 
 
 def _leading_length(leaf: Any) -> int | None:

@@ -6,6 +6,9 @@ summary.json   the outcome
 events/        one JSONL file per rank
 checkpoints/   where the run could go on, the newest ones
 model.*        the trained model, in its framework's plain form
+best.*         that of the epoch with the lowest val_loss, with keep: best
+log.txt        what the terminal showed
+README.md      how to load the model
 """
 
 from __future__ import annotations
@@ -133,6 +136,26 @@ def summarise(history: History, ranks: int, rule: str, seconds: float, stopped: 
             "data": split.data,
         },
     }
+
+
+_LOADERS = {
+    ".safetensors": "safetensors.torch.load_file('{model}'), or safetensors.numpy",
+    ".npz": "numpy.load('{model}')",
+    ".keras": "keras.saving.load_model('{model}')",
+}
+
+
+def write_readme(path: Path, config: RunConfig, model: str, summary: Tree) -> None:
+    """What this directory is, for who finds it."""
+    loader = _LOADERS.get(Path(model).suffix, "{model}").format(model=model)
+    name = config.model if isinstance(config.model, str) else config.short_name
+    write_atomically(
+        path / "README.md",
+        f"A run of Paceline: {name} by rule {summary['rule']}, {summary['epochs']} epochs on "
+        f"{summary['ranks']} ranks; summary.json has its outcome, log.txt what it reported.\n"
+        f"Load the trained model in Python: {loader}\n"
+        "Write it in another format: paceline export . model.pt\n",
+    )
 
 
 def write_json(path: Path, content: Tree) -> None:

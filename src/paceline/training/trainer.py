@@ -32,6 +32,7 @@ from paceline.observe import (
     setup_logging,
 )
 from paceline.observe.events import FLUSH_EVERY_S
+from paceline.observe.run_log import LoggedProgress, RunLog
 from paceline.runtime.failure import ending_together, fail
 from paceline.runtime.stop_requests import StopRequests
 from paceline.runtime.watchdog import watched
@@ -69,7 +70,13 @@ from paceline.training.resume.continuation import Continuation
 from paceline.training.resume.resumed import FOLDER, Resumed, check_identity, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
 from paceline.training.run_data import check_elastic, make_dealer, open_run_data
-from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_json
+from paceline.training.run_dir import (
+    find_run_dir,
+    make_run_dir,
+    summarise,
+    write_json,
+    write_readme,
+)
 
 if TYPE_CHECKING:
     from paceline.comm.joining import Newcomer
@@ -379,8 +386,11 @@ class Trainer:
         kind = (0.0, world.generation_number) if world.elastic else (FLUSH_EVERY_S, None)
         log = EventLog(self.run_dir / "events", world.rank, world.node, *kind)
         events = stack.enter_context(log)
+        kept = stack.enter_context(RunLog(self.run_dir, world.rank))
         progress = make_progress(world.rank, config.progress)
         stack.callback(progress.close)
+        if world.rank == 0:
+            progress = LoggedProgress(progress, kept)
         store = Store(self.run_dir / FOLDER, config.keep_checkpoints)
         saver = Saver(store, config.checkpoint_every, _log.warning)
         stack.push(saver.end)
@@ -464,5 +474,6 @@ class Trainer:
         return "\n".join(filter(None, (text, exchange.describe())))
 
     def _save(self, summary: Tree) -> None:
-        save_model(self.replica.save, self.run_dir)
+        model = save_model(self.replica.save, self.run_dir)
+        write_readme(self.run_dir, self.config, model.name, summary)
         write_json(self.run_dir / "summary.json", summary)

@@ -81,7 +81,7 @@ def test_a_batch_says_which_of_its_samples_are_not_finite(make):
     batch = Batch(
         {"x": make(rows), "n": make(np.arange(5))}, make(np.ones(5)), 5, np.arange(5) + 10
     )
-    assert batch.where().endswith("(5 in all), of which 11, 13 hold NaN or infinity")
+    assert batch.where().endswith("(5 in all), with NaN or infinity in samples 11, 13")
     batch.indices = None
     assert batch.where() == "5 samples at unknown positions, 2 of which are not finite"
 
