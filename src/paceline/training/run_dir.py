@@ -145,8 +145,8 @@ _LOADERS = {
 }
 
 
-def write_readme(path: Path, config: RunConfig, model: str, summary: Tree) -> None:
-    """What this directory is, for who finds it."""
+def write_outcome(path: Path, config: RunConfig, model: str, summary: Tree) -> None:
+    """What came of the run, for programs, and how to load its `model`, for people."""
     loader = _LOADERS.get(Path(model).suffix, "{model}").format(model=model)
     name = config.model if isinstance(config.model, str) else config.short_name
     write_atomically(
@@ -156,6 +156,7 @@ def write_readme(path: Path, config: RunConfig, model: str, summary: Tree) -> No
         f"Load the trained model in Python: {loader}\n"
         "Write it in another format: paceline export . model.pt\n",
     )
+    write_json(path / "summary.json", summary)
 
 
 def write_json(path: Path, content: Tree) -> None:

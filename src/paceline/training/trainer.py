@@ -70,13 +70,7 @@ from paceline.training.resume.continuation import Continuation
 from paceline.training.resume.resumed import FOLDER, Resumed, check_identity, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
 from paceline.training.run_data import check_elastic, make_dealer, open_run_data
-from paceline.training.run_dir import (
-    find_run_dir,
-    make_run_dir,
-    summarise,
-    write_json,
-    write_readme,
-)
+from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_outcome
 
 if TYPE_CHECKING:
     from paceline.comm.joining import Newcomer
@@ -475,5 +469,4 @@ class Trainer:
 
     def _save(self, summary: Tree) -> None:
         model = save_model(self.replica.save, self.run_dir)
-        write_readme(self.run_dir, self.config, model.name, summary)
-        write_json(self.run_dir / "summary.json", summary)
+        write_outcome(self.run_dir, self.config, model.name, summary)
