@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from paceline.training.callbacks import Callback
     from paceline.training.deal import deal
     from paceline.training.pace import keep_pace
+    from paceline.training.together import mean, print
     from paceline.training.trainer import Result, Trainer
 
 __version__ = "0.1.0"
@@ -38,6 +39,8 @@ _HOMES = {
     "deal": "paceline.training.deal",
     "init": "paceline.runtime.world",
     "keep_pace": "paceline.training.pace",
+    "mean": "paceline.training.together",
+    "print": "paceline.training.together",
     "shard": "paceline.training.batches",
 }
 
@@ -57,6 +60,8 @@ __all__ = [
     "deal",
     "init",
     "keep_pace",
+    "mean",
+    "print",
     "shard",
 ]
 

@@ -61,7 +61,7 @@ class KeepPace(keras.callbacks.Callback):
         **settings: object,
     ) -> None:
         super().__init__()
-        self._rule = _read_rule(rule, settings)
+        self._rule = make_rule(rule, **settings)
         self._settings = _read_exchange(exchange, self._rule)
         self._callbacks, self._world = list(callbacks), world
         self._limits = StepLimits(
@@ -213,12 +213,6 @@ class KeepPace(keras.callbacks.Callback):
         for undo in self._undo:
             undo()
         self._pace, self._leading, self._undo = None, None, []
-
-
-def _read_rule(rule: str | Mapping[str, object] | Rule, settings: Mapping[str, object]) -> Rule:
-    if settings and not isinstance(rule, str):
-        raise TypeError("KeepPace takes a rule, or its name with settings, not both")
-    return make_rule({"name": rule, **settings} if isinstance(rule, str) else rule)
 
 
 def _read_exchange(

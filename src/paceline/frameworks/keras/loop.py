@@ -23,6 +23,7 @@ from paceline.frameworks.keras.optimizers import (
     unpack_state,
 )
 from paceline.frameworks.keras.vectors import KerasVectors, read
+from paceline.frameworks.replica import BeforeStep
 
 
 class KerasLoop(KerasVectors):
@@ -128,7 +129,7 @@ class KerasLoop(KerasVectors):
         return end
 
     def around_step(
-        self, before: Callable[[], None], after: Callable[[], None], instead: bool = False
+        self, before: BeforeStep, after: Callable[[], None], instead: bool = False
     ) -> Callable[[], None]:
         """Call these whenever the loop calls `optimizer.apply`; returns a function to end that."""
 
@@ -167,7 +168,7 @@ class KerasLoop(KerasVectors):
     def _swap(
         self,
         order: list[int],
-        average: Callable[[float], None],
+        average: Callable[[float], object],
         gradients: list[Vector | None],
         samples: float,
     ) -> list[Vector | None]:
