@@ -29,6 +29,7 @@ from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_setti
 from paceline.training.balance import Balancer
 from paceline.training.loop.stepper import StepLimits, Stepper
 from paceline.training.session import ServedSamples, Serving, current_session, in_session
+from paceline.training.together import weighted_mean
 
 _log = logging.getLogger("paceline.training")
 
@@ -64,6 +65,8 @@ class Pace:
         """The weight of the mean losses whose gradients are added up; None: a step has one."""
         self._divisor: float | None = None
         """What the sum of gradients is to be divided by, to become a mean; None: it is one."""
+        self._evaluated = False
+        """Whether the step that is under way has evaluated a closure."""
         self._counter: Counter | None = None
         self._numbers_used = 0
         self._unit = "steps"
@@ -140,26 +143,37 @@ class Pace:
         first, self._numbers_used = self._numbers_used, self._numbers_used + numbers
         return self._counter, first
 
-    def before_step(self) -> None:
-        """Exchange what the rule exchanges before the optimizer moves the weights."""
+    def before_step(self, loss: float | None = None) -> float | None:
+        """Exchange what the rule exchanges before the optimizer moves the weights.
+
+        With the loss of a closure: each time it has been evaluated, if gradients are exchanged; the
+        mean loss over all ranks is returned, by which the optimizer takes the same way on all.
+        """
+        averages = self._rule.exchange_kind == "gradients"
+        if self._evaluated and not averages:
+            return loss
         if not self._exchange.trains:
             raise TrainingError(
                 f"rank {self.world.rank} is a server by exchange.servers and does not train; "
                 "iterate over paceline.shard(...), which gives it no batches, or see pace.workers"
             )
-        self._begun += 1
+        self._begun += not self._evaluated
+        self._evaluated = loss is not None
         mine = self._begin_contribution()
         if self._divisor is not None:
             scale_gradients(self._loop, 1 / self._divisor)
-            self._divisor = None
         outcome = self._stepper.before(mine)
         if self._balancer is not None:
             speeds = outcome.speeds if outcome is not None else None
             self._balancer.note_step(self._stepper.compute_s, speeds)
+        if loss is None or not averages or self.steps_itself:
+            return loss
+        return weighted_mean(self.world, loss, 0.0 if self._stepper.refused else mine.weight)
 
     def after_step(self) -> None:
         """Exchange what the rule exchanges after the optimizer has moved the weights."""
         mine, self._mine = self._begin_contribution(), None
+        self._divisor, self._evaluated = None, False
         self._stepper.after()
         if self._trial is not None:
             self._trial.note(mine.samples, self._stepper.watch, self._unit)
@@ -214,6 +228,12 @@ class Pace:
     def progress(self) -> tuple[int, int]:
         """A count that grows while this rank gets on, and its step."""
         return self._stepper.watch.laps, self._begun
+
+    def average_buffers(self) -> None:
+        """Make BatchNorm-like statistics the mean over all ranks, so that all see the same model in
+        a validation inside of the block; all ranks call it together."""
+        with self._stepper.watched():
+            average_buffers(self.world, self._loop, self._exchange.trains)
 
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
@@ -307,6 +327,7 @@ def keep_pace(
     stall_warning_s: float = 30.0,
     stall_timeout_s: float = 1800.0,
     world: World | None = None,
+    **settings_of_rule: object,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
 
@@ -316,6 +337,8 @@ def keep_pace(
     end sooner wait in the block's end and take part without samples until all have come; so uneven
     loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
     every rank.
+
+    Settings of the rule are keywords: `keep_pace(model, optimizer, "average", every=8)`.
 
     `exchange` says how (docs/settings.md): with bsp, ranks of one node `share` a single copy of the
     parameters and of the optimizer's state and divide the optimizer's work, which is faster and
@@ -330,7 +353,7 @@ def keep_pace(
     """
     world = world or init()
     limit_threads(fair_threads(world))
-    rule = make_rule(rule)
+    rule = make_rule(rule, **settings_of_rule)
     settings = make_settings(exchange)
     if rule.exchange_kind == "gradients" and settings.overlap and not settings.share:
         raise ConfigError(
