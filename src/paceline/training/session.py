@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from paceline.comm import World
     from paceline.training.balance import Balancer
     from paceline.training.pace import Pace
 
@@ -70,6 +71,12 @@ _session: ContextVar[LoopSession] = ContextVar("session", default=LoopSession())
 def current_session() -> LoopSession:
     """That of this thread."""
     return _session.get()
+
+
+def workers_of(world: World) -> tuple[int, ...]:
+    """The ranks that share the samples: those that train in the block around, or all."""
+    around = (pace.workers for pace in _session.get().paces if pace.world is world)
+    return next(around, tuple(range(world.size)))
 
 
 def begin_serving() -> ServedSamples:
