@@ -22,10 +22,12 @@ from paceline.data.convert import with_collate
 from paceline.data.sampling.epochs import depth_ahead
 from paceline.data.sampling.shards import check_batch_size, check_enough
 from paceline.data.sampling.split import EpochSplit, split_epoch
+from paceline.data.sources import DatasetSource
 from paceline.errors import ConfigError
 from paceline.runtime.world import init
 from paceline.training.balance import BalanceSettings, make_balancer, read_together
-from paceline.training.session import Serving, begin_serving, current_session
+from paceline.training.loader_shard import LoaderShard, is_loader
+from paceline.training.session import Serving, begin_serving, current_session, workers_of
 
 Convert = Callable[[Any], Any]
 
@@ -62,6 +64,8 @@ class Batches:
         self.epoch = 0
         """The epoch that the next iteration gives."""
         self._source, self._world, self._order, self._loading = source, world, order, loading
+        self.dataset = source.dataset if isinstance(source, DatasetSource) else source
+        """What the samples are of; its length is their number."""
         ahead = depth_ahead(source, loading.prefetch, loading.loaders)
         self._weights = read_weights(source, world, weight)
         self._balancer = make_balancer(source, world, settings, ahead, self._weights)
@@ -75,7 +79,8 @@ class Batches:
             assert self._balance is not None
             batch_size = self._balance.usual_batch_size()
         check_batch_size(batch_size)
-        self._batch_size = batch_size
+        self.batch_size = batch_size
+        """Samples per rank and step, on average."""
         mean = 1.0 if self._weights is None else float(self._weights.mean())
         self._serving = Serving(batch_size * mean, balancer=self._balancer)
 
@@ -83,26 +88,21 @@ class Batches:
         """Batches per epoch, the same on every rank."""
         if isinstance(self._source, Stream):
             raise TypeError("a stream has no known number of batches")
-        return len(self._split(self.epoch, len(self._workers())))
+        return len(self._split(self.epoch, len(workers_of(self._world))))
 
     def _split(self, epoch: int, workers: int) -> EpochSplit:
         assert not isinstance(self._source, Stream)
         check_enough(len(self._source), workers)
-        whole = EpochRemainder(workers, self._batch_size)
+        whole = EpochRemainder(workers, self.batch_size)
         seed, shuffle = self._order
         return split_epoch(
             self._source, whole, self._balance, seed=seed, epoch=epoch, shuffle=shuffle
         )
 
-    def _workers(self) -> tuple[int, ...]:
-        """The ranks that share the samples: those that train in the block around, or all."""
-        around = (pace.workers for pace in current_session().paces if pace.world is self._world)
-        return next(around, tuple(range(self._world.size)))
-
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
         served = begin_serving()
-        workers = self._workers()
+        workers = workers_of(self._world)
         if self._balancer is not None:
             if self._balancer.has_measured:  # else somebody only looks at a batch, maybe alone
                 self._balancer.learn()
@@ -113,7 +113,7 @@ class Batches:
         for batch in training_batches(
             self._source,
             shard=Shard(workers.index(self._world.rank), len(workers)),
-            batch_size=self._batch_size,
+            batch_size=self.batch_size,
             seed=self._order.seed,
             epoch=epoch,
             shuffle=self._order.shuffle,
@@ -174,7 +174,7 @@ def shard(
     loaders: int = 1,
     to: Convert | None = None,
     world: World | None = None,
-) -> Batches:
+) -> Batches | LoaderShard:
     """This rank's share of the data, in batches: every sample on exactly one rank, once per epoch.
 
     `data` is arrays, a torch Dataset, a list of samples, a generator function, ... Each iteration
@@ -190,9 +190,20 @@ def shard(
     padded to their longest sample, so that each of its samples costs as much; by default that is
     so if `collate` is a `Pad`.
 
+    `data` may be a torch DataLoader, too: `shard(loader)` gives this rank's part of each batch with
+    the loader's own collate function, workers and sampler; its batch_size is per rank.
+
     `weight` (of the same kinds as `cost`) is what each sample counts in the mean of gradients, for
     a loss that is a mean over something else than samples: "length" for a mean over tokens.
     """
+    if is_loader(data):
+        given = (batch_size, cost, bucketing, tokens_per_batch, padded, weight, collate, to)
+        if any(value is not None for value in given):
+            raise ConfigError(
+                "a DataLoader has its own batch_size, collate_fn and order, so shard(loader) takes "
+                "no more than seed and world; for other settings pass loader.dataset"
+            )
+        return LoaderShard(data, seed, world or init())
     return Batches(
         with_collate(as_source(data), collate),
         batch_size,

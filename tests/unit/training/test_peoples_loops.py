@@ -8,7 +8,7 @@ from torch import nn
 
 import paceline
 from paceline.comm import SoloWorld, run_world
-from paceline.errors import ConfigError, TrainingError
+from paceline.errors import ConfigError, PacelineError, TrainingError
 
 mse = nn.functional.mse_loss
 
@@ -174,3 +174,118 @@ class TestHandMadeUpdates:
 
         with pytest.raises(TrainingError, match=r"Let optimizer.step\(\) make"):
             run_world(2, program)
+
+
+class Rows(torch.utils.data.Dataset):
+    def __init__(self, samples=37):
+        self.samples = samples
+
+    def __len__(self):
+        return self.samples
+
+    def __getitem__(self, index):
+        return torch.full((2,), float(index)), index
+
+
+def numbers_of(batches):
+    return [batch[1].tolist() for batch in batches]
+
+
+class TestWhatShardReturns:
+    def test_is_used_as_a_loader(self):
+        tqdm = pytest.importorskip("tqdm")
+
+        def program(world):
+            x, y = data()
+            for batches in (
+                paceline.shard((x, y), 8, world=world),
+                paceline.shard(torch.utils.data.TensorDataset(*map(torch.from_numpy, (x, y))), 8),
+                paceline.shard(torch.utils.data.DataLoader(Rows(len(x)), batch_size=8)),
+            ):
+                assert (len(batches.dataset), batches.batch_size) == (len(x), 8)
+                assert [at for at, _ in enumerate(batches)] == [*range(len(batches))]
+                assert len([*tqdm.tqdm(batches, disable=True)]) == len(batches) == 6
+
+        run_world(2, program)
+
+    def test_a_loader_keeps_collate_function_workers_and_order(self):
+        def program(world):
+            loader = torch.utils.data.DataLoader(
+                Rows(), batch_size=4, num_workers=0,
+                collate_fn=lambda rows: ("mine", torch.tensor([number for _, number in rows])),
+            )  # fmt: skip
+            return [batch[1].tolist() for batch in paceline.shard(loader, world=world)]
+
+        first, second = run_world(2, program)
+        assert first[0] + second[0] + first[1] + second[1] == [*range(16)]
+        assert sorted(sum(first + second, [])) == [*range(37)]
+
+    @pytest.mark.parametrize("kind", ["shuffle", "generator", "weighted", "subset"])
+    def test_the_samplers_order_is_drawn_alike_on_all_ranks(self, kind):
+        def program(world):
+            draws = torch.utils.data
+            rows = Rows()
+            chosen = {
+                "shuffle": {"shuffle": True},
+                "generator": {"shuffle": True, "generator": torch.Generator()},
+                "weighted": {"sampler": draws.WeightedRandomSampler([1.0] * 36 + [0.0], 24)},
+                "subset": {"sampler": draws.SubsetRandomSampler(range(0, 36, 3))},
+            }[kind]
+            if "generator" in chosen:
+                chosen["generator"].manual_seed(world.rank)
+            before = torch.get_rng_state().tolist()
+            batches = paceline.shard(draws.DataLoader(rows, batch_size=3, **chosen))
+            epochs = [numbers_of(batches) for _ in range(2)]
+            return epochs, len(batches), torch.get_rng_state().tolist() == before
+
+        first, second = run_world(2, program)
+        assert first[1] == len(first[0][0]) == len(second[0][0])
+        for epoch in range(2):
+            taken = sorted(sum(first[0][epoch] + second[0][epoch], []))
+            if kind == "weighted":
+                assert len(taken) == 24
+                assert 36 not in taken
+            else:
+                assert taken == [*range(0, 36, 3)] if kind == "subset" else [*range(37)]
+        assert first[0][0] != first[0][1]
+
+    def test_the_last_samples_may_be_dropped(self):
+        def program(world):
+            loader = torch.utils.data.DataLoader(Rows(), batch_size=4, drop_last=True)
+            return numbers_of(paceline.shard(loader))
+
+        assert [len(batch) for rank in run_world(2, program) for batch in rank] == [4] * 8
+
+    def test_loaders_that_cannot_be_shared_out_say_what_can(self):
+        class Endless(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                return iter(range(9))
+
+        make, rows = torch.utils.data.DataLoader, Rows()
+        sampler = torch.utils.data.BatchSampler(range(9), 3, False)
+        spread = torch.utils.data.DistributedSampler(rows, 2, 0)
+        for loader, advice in (
+            (make(Endless()), r"pass the dataset itself: paceline.shard\(loader.dataset"),
+            (make(rows, batch_sampler=sampler), "give it batch_size and, if you need one, a samp"),
+            (make(rows, batch_size=None), "give it batch_size"),
+            (make(rows, sampler=spread), "omit the sampler"),
+        ):
+            with pytest.raises(PacelineError, match=advice):
+                paceline.shard(loader)
+        with pytest.raises(ConfigError, match=r"for other settings pass loader.dataset"):
+            paceline.shard(make(rows), batch_size=8)
+
+    def test_training_on_a_loader_counts_its_samples(self):
+        def program(world):
+            model = network()
+            made = torch.optim.SGD(model.parameters(), lr=0.05)
+            pair = torch.utils.data.TensorDataset(*map(torch.from_numpy, data()))
+            loader = torch.utils.data.DataLoader(pair, batch_size=14 // world.size)
+            with paceline.keep_pace(model, made, world=world):
+                for x, y in paceline.shard(loader, world=world):
+                    made.zero_grad()
+                    mse(model(x), y).backward()
+                    made.step()
+            return weights(model)
+
+        assert on_two(program) == pytest.approx(program(SoloWorld()), rel=1e-4)
