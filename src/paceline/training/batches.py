@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 from paceline.comm import World
@@ -19,6 +20,7 @@ from paceline.data import (
 )
 from paceline.data.collate import Collate
 from paceline.data.convert import with_collate
+from paceline.data.fingerprint import describe_arrays, sum_samples
 from paceline.data.sampling.epochs import depth_ahead
 from paceline.data.sampling.shards import check_batch_size, check_enough
 from paceline.data.sampling.split import EpochSplit, split_epoch
@@ -27,7 +29,14 @@ from paceline.errors import ConfigError
 from paceline.runtime.world import init
 from paceline.training.balance import BalanceSettings, make_balancer, read_together
 from paceline.training.loader_shard import LoaderShard, is_loader
-from paceline.training.session import Serving, begin_serving, current_session, workers_of
+from paceline.training.session import (
+    Place,
+    Serving,
+    begin_serving,
+    current_session,
+    note_shard,
+    workers_of,
+)
 
 Convert = Callable[[Any], Any]
 
@@ -63,7 +72,8 @@ class Batches:
     ) -> None:
         self.epoch = 0
         """The epoch that the next iteration gives."""
-        self._source, self._world, self._order, self._loading = source, world, order, loading
+        self._source, self.world, self._order, self._loading = source, world, order, loading
+        self._place = Place()
         self.dataset = source.dataset if isinstance(source, DatasetSource) else source
         """What the samples are of; its length is their number."""
         ahead = depth_ahead(source, loading.prefetch, loading.loaders)
@@ -83,12 +93,33 @@ class Batches:
         """Samples per rank and step, on average."""
         mean = 1.0 if self._weights is None else float(self._weights.mean())
         self._serving = Serving(batch_size * mean, balancer=self._balancer)
+        note_shard(self)
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
         if isinstance(self._source, Stream):
             raise TypeError("a stream has no known number of batches")
-        return len(self._split(self.epoch, len(workers_of(self._world))))
+        return len(self._split(self.epoch, len(workers_of(self.world))))
+
+    def position(self) -> dict[str, int]:
+        """Which epoch it is in, and how many of its batches have been taken."""
+        return self._place.describe(self.epoch)
+
+    def go_on_at(self, epoch: int, taken: int) -> None:
+        """Begin there with the next iteration."""
+        self.epoch, self._place = epoch, Place(taken)
+
+    def describe(self) -> dict[str, object]:
+        """What must be the same on all ranks, for each of them to get its own part."""
+        stream = isinstance(self._source, Stream)
+        return {
+            "samples": None if isinstance(self._source, Stream) else len(self._source),
+            "arrays": describe_arrays(self._source),
+            "content": None if stream else sum_samples(self._source),
+            "batch_size": self.batch_size,
+            "seed": self._order.seed,
+            "shuffle": self._order.shuffle,
+        }
 
     def _split(self, epoch: int, workers: int) -> EpochSplit:
         assert not isinstance(self._source, Stream)
@@ -101,18 +132,18 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        served = begin_serving()
-        workers = workers_of(self._world)
+        served, skipped = begin_serving(), self._place.begin()
+        workers = workers_of(self.world)
         if self._balancer is not None:
             if self._balancer.has_measured:  # else somebody only looks at a batch, maybe alone
                 self._balancer.learn()
             self._balancer.begin_epoch()
-        if self._world.rank not in workers:
+        if self.world.rank not in workers:
             return
         stream = isinstance(self._source, Stream)
-        for batch in training_batches(
+        batches = training_batches(
             self._source,
-            shard=Shard(workers.index(self._world.rank), len(workers)),
+            shard=Shard(workers.index(self.world.rank), len(workers)),
             batch_size=self.batch_size,
             seed=self._order.seed,
             epoch=epoch,
@@ -120,13 +151,18 @@ class Batches:
             split=None if stream else self._split(epoch, len(workers)),
             prefetch=self._loading.prefetch,
             loaders=self._loading.loaders,
-        ):
-            served.begin(self, self._serving)
-            served.add(batch.samples, weight_of(batch, self._weights))
-            if self._balancer is not None:
-                assert batch.indices is not None
-                self._balancer.hand_out(batch.indices)
-            yield content_of(batch, self._loading.to)
+        )
+        try:
+            for batch in islice(batches, skipped, None):
+                served.begin(self, self._serving)
+                served.add(batch.samples, weight_of(batch, self._weights))
+                if self._balancer is not None:
+                    assert batch.indices is not None
+                    self._balancer.hand_out(batch.indices)
+                self._place.taken += 1
+                yield content_of(batch, self._loading.to)
+        finally:  # also if the loop breaks off
+            self._place.end()
         for pace in current_session().paces:
             pace.end_epoch(self)
 

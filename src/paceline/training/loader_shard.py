@@ -14,15 +14,24 @@ from paceline.comm import World
 from paceline.core.vectors import Vector
 from paceline.data import EpochRemainder
 from paceline.data.collate import torch_has
+from paceline.data.fingerprint import sum_samples
 from paceline.data.sampling.shards import check_enough
 from paceline.data.sampling.split import CountSplit
+from paceline.data.sources import DatasetSource
 from paceline.errors import ConfigError, DataError
 from paceline.frameworks.random_state import (
     accept_generator_states,
     generator_states,
     seed_generators,
 )
-from paceline.training.session import Serving, begin_serving, current_session, workers_of
+from paceline.training.session import (
+    Place,
+    Serving,
+    begin_serving,
+    current_session,
+    note_shard,
+    workers_of,
+)
 
 _KEPT = (
     "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn",
@@ -47,12 +56,14 @@ class LoaderShard:
         self.epoch = 0
         """The epoch that the next iteration gives."""
         self.dataset, self.batch_size = loader.dataset, int(loader.batch_size)
-        self._loader, self._seed, self._world = loader, seed, world
+        self._loader, self._seed, self.world = loader, seed, world
+        self._place = Place()
         self._batches = _Batches()
         kept = {name: getattr(loader, name) for name in _KEPT}
         utils: Any = sys.modules["torch"].utils.data
         self._inner = utils.DataLoader(loader.dataset, batch_sampler=self._batches, **kept)
         self._serving = Serving(self.batch_size)
+        note_shard(self)
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
@@ -60,24 +71,38 @@ class LoaderShard:
 
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        served, workers = begin_serving(), workers_of(self._world)
+        served, workers = begin_serving(), workers_of(self.world)
+        skipped = self._place.begin()
         order = self._draw_order(epoch)
-        if self._world.rank not in workers:
+        if self.world.rank not in workers:
             return
-        split, place = self._split(len(order)), workers.index(self._world.rank)
+        split, place = self._split(len(order)), workers.index(self.world.rank)
         shares = (order[split.share(step, place)] for step in range(len(split)))
-        self._batches.now = [share.tolist() for share in shares]
-        for numbers, batch in zip(self._batches.now, self._inner, strict=True):
-            served.begin(self, self._serving)
-            served.add(len(numbers), float(len(numbers)))
-            yield batch
+        self._batches.now = [share.tolist() for share in shares][skipped:]
+        try:
+            for numbers, batch in zip(self._batches.now, self._inner, strict=True):
+                served.begin(self, self._serving)
+                served.add(len(numbers), float(len(numbers)))
+                self._place.taken += 1
+                yield batch
+        finally:  # also if the loop breaks off
+            self._place.end()
         for pace in current_session().paces:
             pace.end_epoch(self)
+
+    def position(self) -> dict[str, int]:
+        """Which epoch it is in, and how many of its batches have been taken."""
+        return self._place.describe(self.epoch)
+
+    def go_on_at(self, epoch: int, taken: int) -> None:
+        """Begin there with the next iteration."""
+        self.epoch, self._place = epoch, Place(taken)
 
     def describe(self) -> dict[str, object]:
         """What must be the same on all ranks."""
         return {
             "samples": len(self.dataset),
+            "content": sum_samples(DatasetSource(self.dataset)),
             "batch_size": self.batch_size,
             "seed": self._seed,
             "sampler": type(self._loader.sampler).__name__,
@@ -86,11 +111,11 @@ class LoaderShard:
     def _samples(self) -> int:
         """Of an epoch; those of an incomplete last batch may be left out."""
         samples = len(self._loader.sampler)
-        batch = self.batch_size * len(workers_of(self._world))
+        batch = self.batch_size * len(workers_of(self.world))
         return samples // batch * batch if self._loader.drop_last else samples
 
     def _split(self, samples: int) -> CountSplit:
-        workers = len(workers_of(self._world))
+        workers = len(workers_of(self.world))
         check_enough(samples, workers)
         return CountSplit(EpochRemainder(workers, self.batch_size), samples)
 
