@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from paceline.comm import World
@@ -28,7 +29,15 @@ from paceline.sync.replicas import average_buffers, check_equal, start_equal
 from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_settings
 from paceline.training.balance import Balancer
 from paceline.training.loop.stepper import StepLimits, Stepper
-from paceline.training.session import ServedSamples, Serving, current_session, in_session
+from paceline.training.loop_state import load_loop, save_loop
+from paceline.training.same_data import check_same_data
+from paceline.training.session import (
+    ServedSamples,
+    Serving,
+    current_session,
+    in_session,
+    shards_of,
+)
 from paceline.training.together import weighted_mean
 
 _log = logging.getLogger("paceline.training")
@@ -47,14 +56,12 @@ class Pace:
     ) -> None:
         self.world, self._loop = world, loop
         start_equal(world, loop)
-        self._exchange = make_exchange(world, loop, rule, context)
-        self._stepper = Stepper(world.rank, loop, self._exchange, limits, Stopwatch())
+        self._rule, self._limits = rule, limits
         self._begun = 0
         """Steps of this rank, including the one under way."""
         self._mine: Contribution | None = None
-        if context.settings.overlap:
-            self._exchange.expect_one_backward(lambda: self._begin_contribution().weight)
-        self._rule, self._overlaps = rule, bool(context.settings.overlap)
+        self._overlaps = bool(context.settings.overlap)
+        self._make_exchange(context)
         self._seen = (0, 0, 0.0)
         """Of what is served: whose turn it is, the samples and their weight, up to now."""
         self._usual = Contribution(1, 1.0, more=True)
@@ -76,6 +83,15 @@ class Pace:
         self._trial = open_trial(world.rank, len(self.workers))
         if self._exchange.describe() and world.rank == 0:
             _log.info("rule %s: %s", rule.name, self._exchange.describe())
+
+    def _make_exchange(self, context: ExchangeContext) -> None:
+        self._context = context
+        self._exchange = make_exchange(self.world, self._loop, self._rule, context)
+        self._stepper = Stepper(
+            self.world.rank, self._loop, self._exchange, self._limits, Stopwatch()
+        )
+        if self._overlaps:
+            self._exchange.expect_one_backward(lambda: self._begin_contribution().weight)
 
     @property
     def asynchronous(self) -> bool:
@@ -235,6 +251,33 @@ class Pace:
         with self._stepper.watched():
             average_buffers(self.world, self._loop, self._exchange.trains)
 
+    def save(self, path: str | Path, **more: Any) -> None:
+        """Write the state of the loop to a file: weights, optimizer, random numbers, the place in
+        what `shard` returned, and `more` plain values of yours. All ranks call it together, between
+        two steps; rank 0 writes."""
+        self._refuse_unequal("save")
+        with self._stepper.watched():
+            self.world.barrier()  # nobody's step is under way
+            save_loop(self.world, self._loop, shards_of(self.world), Path(path), more)
+
+    def load(self, path: str | Path) -> dict[str, Any] | None:
+        """Go on from what `save` wrote: returns the values that you had added; None, and nothing
+        changes, if there is no such file. All ranks call it together, before the first step."""
+        self._refuse_unequal("load")
+        if self._begun:
+            raise TrainingError("pace.load came after a step; call it first in the block")
+        self._exchange.close()
+        found = load_loop(self.world, self._loop, shards_of(self.world), Path(path))
+        self._make_exchange(self._context._replace(exchange_id=next_exchange_id(self.world)))
+        return found
+
+    def _refuse_unequal(self, what: str) -> None:
+        if not self._exchange.replicas_stay_equal:
+            raise ConfigError(
+                f"pace.{what} is for rule bsp, whose replicas are equal, and the rule is "
+                f"{self._rule.name}; paceline.Trainer saves and resumes runs of every rule"
+            )
+
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
         check_equal(self.world, self._loop)
@@ -360,6 +403,7 @@ def keep_pace(
             "exchange.overlap is for gradients of shared replicas, and exchange.share is false; "
             "omit one of them"
         )
+    check_same_data(world)
     loop = make_loop(model, optimizer)
     context = ExchangeContext(
         exchange_id=next_exchange_id(world), settings=settings, clip_norm=clip_norm, fail=fail

@@ -1,5 +1,7 @@
 """What people's training loops do, on two ranks: equal to one process, or refused with advice."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 import paceline
 from paceline.comm import SoloWorld, run_world
-from paceline.errors import ConfigError, PacelineError, TrainingError
+from paceline.errors import CheckpointError, ConfigError, DataError, PacelineError, TrainingError
 
 mse = nn.functional.mse_loss
 
@@ -218,7 +220,7 @@ class TestWhatShardReturns:
 
         first, second = run_world(2, program)
         assert first[0] + second[0] + first[1] + second[1] == [*range(16)]
-        assert sorted(sum(first + second, [])) == [*range(37)]
+        assert sorted(itertools.chain(*first, *second)) == [*range(37)]
 
     @pytest.mark.parametrize("kind", ["shuffle", "generator", "weighted", "subset"])
     def test_the_samplers_order_is_drawn_alike_on_all_ranks(self, kind):
@@ -241,7 +243,7 @@ class TestWhatShardReturns:
         first, second = run_world(2, program)
         assert first[1] == len(first[0][0]) == len(second[0][0])
         for epoch in range(2):
-            taken = sorted(sum(first[0][epoch] + second[0][epoch], []))
+            taken = sorted(itertools.chain(*first[0][epoch], *second[0][epoch]))
             if kind == "weighted":
                 assert len(taken) == 24
                 assert 36 not in taken
@@ -289,3 +291,116 @@ class TestWhatShardReturns:
             return weights(model)
 
         assert on_two(program) == pytest.approx(program(SoloWorld()), rel=1e-4)
+
+
+class TestDataOfTheRanks:
+    def start(self, make):
+        def program(world):
+            model = network()
+            made = torch.optim.SGD(model.parameters(), lr=0.05)
+            kept = make(world)
+            with paceline.keep_pace(model, made, world=world):
+                model(torch.ones(1, 3)).sum().backward()
+                made.step()
+            return kept is not None
+
+        return run_world(2, program)
+
+    @pytest.mark.parametrize(
+        ("make", "said"),
+        [
+            (lambda x, r: paceline.shard(x[: 90 + r], 4), "1 has samples 91, rank 0 samples 90. "),
+            (lambda x, r: paceline.shard(x[:, : 2 + r], 4), r"samples of float32 \(3,\), rank 0"),
+            (lambda x, r: paceline.shard(x + r, 4), "rank 1 has other values in its samples"),
+            (lambda x, r: paceline.shard(x, 4 + r), "rank 1 has batch_size 5, rank 0 batch_size 4"),
+            (lambda x, r: paceline.shard(x, 4, seed=r), "rank 1 has seed 1, rank 0 seed 0"),
+            (lambda x, r: of_tensors(torch.from_numpy(x) + r), "other values in its samples"),
+        ],
+    )
+    def test_must_be_the_same(self, make, said):
+        x, _ = data()
+        with pytest.raises(DataError, match=f"different data.*{said}"):
+            self.start(lambda world: make(x, world.rank))
+
+    def test_a_rank_may_have_a_shard_of_its_own(self):
+        x, _ = data()
+
+        def make(world):
+            mine = [paceline.shard(x[:9], 3, world=world)] if world.rank else []
+            return [*mine, paceline.shard(x, 4, world=world)]
+
+        assert self.start(make) == [True, True]
+
+
+def of_tensors(*tensors):
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*tensors), batch_size=4)
+    return paceline.shard(loader)
+
+
+class TestSavingALoop:
+    """Interrupted anywhere, the loop goes on to the same bits."""
+
+    EPOCHS = 3
+
+    def loop(self, path, kind="arrays", share=True, stop_after=None, ranks=2, **settings):
+        """The weights after all epochs; or None, saved after so many steps."""
+
+        def program(world):
+            model = nn.Sequential(network(), nn.BatchNorm1d(1), nn.Dropout(0.2))
+            made = torch.optim.Adam(model.parameters(), lr=0.01)
+            plan = torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5)
+            batches = self.shard_of(kind, world)
+            steps = 0
+            exchange = {"share": share}
+            with paceline.keep_pace(
+                model, made, world=world, exchange=exchange, **settings
+            ) as pace:
+                if (found := pace.load(path)) is not None:
+                    steps = found["steps"]
+                    plan.load_state_dict(found["plan"])
+                for _ in range(batches.epoch, self.EPOCHS):
+                    for x, y in batches:
+                        made.zero_grad()
+                        mse(model[:2](x), y).backward()
+                        made.step()
+                        steps += 1
+                        if steps == stop_after:
+                            pace.save(path, steps=steps, plan=plan.state_dict())
+                            return None
+                    plan.step()
+            return np.append(weights(model), [steps, *model[1].running_mean.tolist()])
+
+        return run_world(ranks, program) if ranks > 1 else [program(SoloWorld())]
+
+    def shard_of(self, kind, world):
+        if kind == "arrays":
+            return paceline.shard(data(), 8, to=torch.from_numpy, world=world)
+        pair = torch.utils.data.TensorDataset(*map(torch.from_numpy, data()))
+        loader = torch.utils.data.DataLoader(pair, batch_size=8, shuffle=True)
+        return paceline.shard(loader, world=world)
+
+    @pytest.mark.parametrize("stop_after", [3, 6, 7])
+    @pytest.mark.parametrize(("kind", "share"), [("arrays", True), ("loader", False)])
+    def test_it_goes_on_to_the_same_bits(self, tmp_path, kind, share, stop_after):
+        whole = self.loop(tmp_path / "none", kind, share)
+        path = tmp_path / "deep" / "state"
+        assert self.loop(path, kind, share, stop_after) == [None, None]
+        assert self.loop(path, kind, share)[0].tobytes() == whole[0].tobytes()
+
+    def test_other_models_loops_and_rules_are_refused(self, tmp_path):
+        path = tmp_path / "state"
+        self.loop(path, stop_after=2)
+        with pytest.raises(CheckpointError, match="within an epoch, by another number of ranks"):
+            self.loop(path, ranks=1)
+        with pytest.raises(ConfigError, match=r"pace.load is for rule bsp, .* rule is average"):
+            self.loop(path, rule="average", share=True)
+        self.shard_of = lambda kind, world: [paceline.shard(data(), 8, world=world)] and Empty()
+        with pytest.raises(CheckpointError, match="1 shards of data, and this one has made 0"):
+            self.loop(path)
+        path.write_bytes(b"no")
+        with pytest.raises(CheckpointError, match=r"is not what pace.save wrote"):
+            self.loop(path)
+
+
+class Empty(list):
+    epoch = 0
