@@ -57,6 +57,8 @@ class Pace:
         self.world, self._loop = world, loop
         start_equal(world, loop)
         self._rule, self._limits = rule, limits
+        self._resumed = False
+        """Whether the loop goes on; maybe it was at its end."""
         self._begun = 0
         """Steps of this rank, including the one under way."""
         self._mine: Contribution | None = None
@@ -204,7 +206,7 @@ class Pace:
         if self.world.size > 1 or self._exchange.asynchronous:
             self._stepper.drain()
         steps = self.world.allgather_values(self._begun)
-        if self.world.size > 1 and not any(steps):
+        if self.world.size > 1 and not any(steps) and not self._resumed:
             raise TrainingError(
                 "no rank called optimizer.step() in the keep_pace block, which is where ranks "
                 "exchange what they learned: each has its own model now. Let optimizer.step() make "
@@ -269,6 +271,7 @@ class Pace:
         self._exchange.close()
         found = load_loop(self.world, self._loop, shards_of(self.world), Path(path))
         self._make_exchange(self._context._replace(exchange_id=next_exchange_id(self.world)))
+        self._resumed = found is not None
         return found
 
     def _refuse_unequal(self, what: str) -> None:

@@ -387,6 +387,13 @@ class TestSavingALoop:
         assert self.loop(path, kind, share, stop_after) == [None, None]
         assert self.loop(path, kind, share)[0].tobytes() == whole[0].tobytes()
 
+    def test_a_loop_that_is_done_has_no_step_to_take(self, tmp_path):
+        path = tmp_path / "state"
+        self.loop(path, stop_after=len(data()[0]) // 16 * self.EPOCHS + self.EPOCHS)
+        before = self.loop(path)[0].tobytes()
+        self.EPOCHS = 0
+        assert self.loop(path)[0].tobytes() == before
+
     def test_other_models_loops_and_rules_are_refused(self, tmp_path):
         path = tmp_path / "state"
         self.loop(path, stop_after=2)
