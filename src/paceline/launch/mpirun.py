@@ -87,7 +87,9 @@ def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> J
             f"paceline: {mpirun.path} is not of Open MPI 5: if a rank is lost, all end, and "
             "`paceline train` starts those that are left again, from the last checkpoint\n"
         )
-    process = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts, job.elastic)
+    process = LauncherProcess(
+        Path(mpirun.path).name, mpirun.kind, hosts, ranks=job.ranks, elastic=job.elastic
+    )
     with shared_memory(mpirun) as place:
         placed = write_qrsh_script(job, Path(place[JOB_DIR]), mpirun)
         argv, extra = render_command(placed, mpirun, machine)

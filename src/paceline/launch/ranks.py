@@ -20,7 +20,13 @@ from paceline.errors import SAVED, LaunchError
 from paceline.launch.job import Job, Mpirun, Placement
 from paceline.launch.limits import check_folder, check_limits, complete_environment
 from paceline.launch.mpirun import find_mpirun, outlives_ranks, start_alone, start_ranks
-from paceline.launch.placement import RankPlan, plan_ranks, without_host, without_rank
+from paceline.launch.placement import (
+    RankPlan,
+    describe_crowd,
+    plan_ranks,
+    without_host,
+    without_rank,
+)
 from paceline.launch.rendezvous import PORTS_TRIED, rendezvous_env
 from paceline.launch.srun import find_srun
 from paceline.launch.supervise import JobResult
@@ -88,6 +94,11 @@ def start_or_join(
             return join()
     if launcher is not None and launcher.kind == "openmpi" and not plan.placement.hosts:
         check_limits(plan.ranks)
+
+    if not plan.placement.hosts:
+        crowd = describe_crowd(plan.ranks, plan.threads, available_cores())
+        if crowd is not None:
+            sys.stderr.write(f"paceline: {crowd}\n")
 
     def run(restart: int, plan: RankPlan = plan) -> JobResult:
         words = again() if restart and again is not None else command
