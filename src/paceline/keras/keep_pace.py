@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from paceline.frameworks.keras.loop import KerasLoop
 from paceline.frameworks.threads import limit_threads
 from paceline.keras.batches import begin_shards
 from paceline.keras.fit import FitSession
+from paceline.keras.mistakes import warn_of_mistakes
 from paceline.rules import Rule, make_rule
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.world import init
@@ -98,6 +100,7 @@ class KeepPace(keras.callbacks.Callback):
             )
         self._undo += [self._listen_last(model.history), partial(begin_shards, None)]
         self._epochs_begun = 0
+        warn_of_mistakes(world, self, inspect.currentframe())
         if self._callbacks:
             epochs, steps = self.params["epochs"], self.params["steps"]
             make = partial(KerasCallbacks, self._callbacks, model, epochs=epochs, steps=steps)
