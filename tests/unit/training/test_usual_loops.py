@@ -177,7 +177,7 @@ def test_two_models_against_each_other(share):
     """A generator and a critic, each with an optimizer and a block of its own."""
 
     def program(world, exchange):
-        (x, y), maker, critic = part_of(world), network(3), network()
+        (x, _), maker, critic = part_of(world), network(3), network()
         of_maker = torch.optim.Adam(maker.parameters(), lr=0.01)
         of_critic = torch.optim.Adam(critic.parameters(), lr=0.01)
         with (
