@@ -16,6 +16,7 @@ COMMANDS = {
     "join": "let ranks join an elastic run that is under way",
     "leave": "let ranks leave it",
     "scale": "let ranks join or leave it until it has N",
+    "init": "write a program to start from",
     "data": "write a data set as files",
     "doctor": "check whether training would run here",
     "events": "check what the events of a run say",
