@@ -41,8 +41,8 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--kind",
         choices=tuple(_KINDS),
         default="loop",
-        help="your own loop, a model and a run file for `paceline train`, Keras' fit, or the classes "
-        "of mpi_learn (default loop)",
+        help="your own loop, a model and a run file for `paceline train`, Keras' fit, or "
+        "mpi_learn's classes (default loop)",
     )
     parser.set_defaults(function=run)
 
