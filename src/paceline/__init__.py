@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from paceline.training.batches import shard
     from paceline.training.callbacks import Callback
     from paceline.training.deal import deal
+    from paceline.training.own_loop.together import mean, print
     from paceline.training.pace import keep_pace
-    from paceline.training.together import mean, print
     from paceline.training.trainer import Result, Trainer
 
 __version__ = "0.1.0"
@@ -39,8 +39,8 @@ _HOMES = {
     "deal": "paceline.training.deal",
     "init": "paceline.runtime.world",
     "keep_pace": "paceline.training.pace",
-    "mean": "paceline.training.together",
-    "print": "paceline.training.together",
+    "mean": "paceline.training.own_loop.together",
+    "print": "paceline.training.own_loop.together",
     "shard": "paceline.training.batches",
 }
 

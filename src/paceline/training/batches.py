@@ -28,7 +28,7 @@ from paceline.data.sources import DatasetSource
 from paceline.errors import ConfigError
 from paceline.runtime.world import init
 from paceline.training.balance import BalanceSettings, make_balancer, read_together
-from paceline.training.loader_shard import LoaderShard, is_loader
+from paceline.training.own_loop.loader import LoaderShard, is_loader
 from paceline.training.session import (
     Place,
     Serving,

@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from paceline.comm import World
@@ -25,25 +24,24 @@ from paceline.runtime.watchdog import watched
 from paceline.runtime.world import init
 from paceline.sync.interface import Contribution
 from paceline.sync.make import load_common_weights, make_exchange, next_exchange_id
-from paceline.sync.replicas import average_buffers, check_equal, start_equal
+from paceline.sync.replicas import average_buffers, start_equal
 from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_settings
 from paceline.training.balance import Balancer
 from paceline.training.loop.stepper import StepLimits, Stepper
-from paceline.training.loop_state import load_loop, save_loop
-from paceline.training.same_data import check_same_data
+from paceline.training.own_loop.called_together import CalledTogether
+from paceline.training.own_loop.same_data import check_same_data
+from paceline.training.own_loop.together import weighted_mean
 from paceline.training.session import (
     ServedSamples,
     Serving,
     current_session,
     in_session,
-    shards_of,
 )
-from paceline.training.together import weighted_mean
 
 _log = logging.getLogger("paceline.training")
 
 
-class Pace:
+class Pace(CalledTogether):
     """A model in pace with its peers on the other ranks; made by `keep_pace`."""
 
     def __init__(
@@ -57,8 +55,6 @@ class Pace:
         self.world, self._loop = world, loop
         start_equal(world, loop)
         self._rule, self._limits = rule, limits
-        self._resumed = False
-        """Whether the loop goes on; maybe it was at its end."""
         self._begun = 0
         """Steps of this rank, including the one under way."""
         self._mine: Contribution | None = None
@@ -246,44 +242,6 @@ class Pace:
     def progress(self) -> tuple[int, int]:
         """A count that grows while this rank gets on, and its step."""
         return self._stepper.watch.laps, self._begun
-
-    def average_buffers(self) -> None:
-        """Make BatchNorm-like statistics the mean over all ranks, so that all see the same model in
-        a validation inside of the block; all ranks call it together."""
-        with self._stepper.watched():
-            average_buffers(self.world, self._loop, self._exchange.trains)
-
-    def save(self, path: str | Path, **more: Any) -> None:
-        """Write the state of the loop to a file: weights, optimizer, random numbers, the place in
-        what `shard` returned, and `more` plain values of yours. All ranks call it together, between
-        two steps; rank 0 writes."""
-        self._refuse_unequal("save")
-        with self._stepper.watched():
-            self.world.barrier()  # nobody's step is under way
-            save_loop(self.world, self._loop, shards_of(self.world), Path(path), more)
-
-    def load(self, path: str | Path) -> dict[str, Any] | None:
-        """Go on from what `save` wrote: returns the values that you had added; None, and nothing
-        changes, if there is no such file. All ranks call it together, before the first step."""
-        self._refuse_unequal("load")
-        if self._begun:
-            raise TrainingError("pace.load came after a step; call it first in the block")
-        self._exchange.close()
-        found = load_loop(self.world, self._loop, shards_of(self.world), Path(path))
-        self._make_exchange(self._context._replace(exchange_id=next_exchange_id(self.world)))
-        self._resumed = found is not None
-        return found
-
-    def _refuse_unequal(self, what: str) -> None:
-        if not self._exchange.replicas_stay_equal:
-            raise ConfigError(
-                f"pace.{what} is for rule bsp, whose replicas are equal, and the rule is "
-                f"{self._rule.name}; paceline.Trainer saves and resumes runs of every rule"
-            )
-
-    def check(self) -> None:
-        """Compare a hash of the parameters over all ranks; an error if they differ."""
-        check_equal(self.world, self._loop)
 
     def time(self) -> TimeSplit:
         """Where this rank's time went since the last call; the user's own work is compute."""
