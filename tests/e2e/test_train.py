@@ -121,7 +121,7 @@ def test_what_a_model_raises_comes_with_its_traceback(paceline, project):
     done = paceline("train", "mine.py:clumsy", "train.npz", "-n", "2")
     assert done.returncode == 1
     first = done.stderr.splitlines()[0]
-    assert re.fullmatch(r"mine.py, line \d+, in clumsy: KeyError: 'no such thing'", first)
+    assert re.fullmatch(r"mine.py, line \d+, in clumsy, raised KeyError:", first)
     assert "paceline/training" not in done.stderr
 
 

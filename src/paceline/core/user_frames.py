@@ -7,8 +7,6 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from paceline.core.user_code import describe_failure
-
 _OURS = str(Path(__file__).resolve().parents[1])
 _LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib"))
 _INSTALLED = ("site-packages", "dist-packages")
@@ -26,7 +24,7 @@ def show_trace(error: BaseException) -> str:
     place = f"{_short(yours.filename)}, line {yours.lineno}, in {yours.name}"
     trace = _from_yours(error.__traceback__)
     told = "".join(traceback.format_exception(type(error), error, trace))
-    return f"{place}: {describe_failure(error)}\n{told}"
+    return f"{place}, raised {type(error).__name__}:\n{told}"
 
 
 def _from_yours(trace: TracebackType | None) -> TracebackType | None:

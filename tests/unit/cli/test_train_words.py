@@ -38,7 +38,7 @@ def test_what_the_users_own_model_raises_begins_with_their_own_line(command, pro
     done = command("train", "mine.py:clumsy", "train.npz", "-n", "1")
     assert done.returncode == 1
     first, *trace = done.stderr.splitlines()
-    assert re.fullmatch(r"mine.py, line \d+, in clumsy: KeyError: 'no such thing'", first)
+    assert re.fullmatch(r"mine.py, line \d+, in clumsy, raised KeyError:", first)
     assert trace[0] == "Traceback (most recent call last):"
     assert "paceline" not in "".join(trace).replace(str(project), ""), "how we got there"
 
