@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.training.batches import shard
     from paceline.training.callbacks import Callback
     from paceline.training.deal import deal
+    from paceline.training.own_loop.together import mean, print
     from paceline.training.pace import keep_pace
     from paceline.training.tensorboard import TensorBoard
     from paceline.training.trainer import Result, Trainer
@@ -40,6 +41,8 @@ _HOMES = {
     "deal": "paceline.training.deal",
     "init": "paceline.runtime.world",
     "keep_pace": "paceline.training.pace",
+    "mean": "paceline.training.own_loop.together",
+    "print": "paceline.training.own_loop.together",
     "shard": "paceline.training.batches",
 }
 
@@ -60,6 +63,8 @@ __all__ = [
     "deal",
     "init",
     "keep_pace",
+    "mean",
+    "print",
     "shard",
 ]
 

@@ -67,6 +67,39 @@ print(f"rank {world.rank} is right in {accuracy:.6f} of all")
 """
 
 
+PART_OF = """
+def part_of(part):
+    batch = digits.load(part).take(range(640))
+    return batch.inputs, batch.targets
+
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_complete_loop_goes_on_where_it_was_interrupted(paceline, tmp_path):
+    """On less data."""
+    text = (EXAMPLES / "complete_loop.py").read_text()
+    for part in ("train", "validation"):
+        all_of_it = f'digits.load("{part}")'
+        assert text.count(all_of_it) == 1
+        text = text.replace(all_of_it, f'part_of("{part}")')
+    text = text.replace("EPOCHS, PATIENCE", f"{PART_OF}EPOCHS, PATIENCE")
+    saved = "        if is_best and world.rank == 0:\n"
+    assert text.count(saved) == 1
+    (tmp_path / "whole.py").write_text(text)
+    stop = f"        assert batches.epoch != 2, 'stop here'\n{saved}"
+    (tmp_path / "stops.py").write_text(text.replace(saved, stop))
+    whole = paceline("run", "-n", "2", "--", "whole.py", "a")
+    assert (whole.returncode, whole.stderr) == (0, "")
+    assert len(re.findall(r"^epoch \d: loss", whole.stdout, re.MULTILINE)) == 4, "printed once"
+    assert paceline("run", "-n", "2", "--", "stops.py", "b").returncode == 1
+    again = paceline("run", "-n", "2", "--", "whole.py", "b")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.splitlines()[0] == "2 ranks, from epoch 3"
+    assert again.stdout.splitlines()[1:3] == whole.stdout.splitlines()[3:5]
+
+
 def test_a_users_own_loop_runs_on_two_ranks(paceline, tmp_path):
     """The example of the README, cut to one epoch, and judged at the end."""
     text = (EXAMPLES / "own_loop.py").read_text()

@@ -121,7 +121,8 @@ def test_a_signal_saves_and_the_run_goes_on(place, whole, ranks, number):
         process.send_signal(number)
         said = process.communicate(timeout=90)[1]
     assert process.returncode == CASES[ranks, number], said
-    assert "and saved; go on with: paceline train --resume" in said
+    why = "Ctrl-C" if number == signal.SIGINT else number.name
+    assert f"({why}) and saved; go on with: paceline train --resume" in said
     assert "Traceback" not in said
     assert not (place / "run" / "model.npz").exists()
     train(place, "--resume", "run", "-n", ranks)

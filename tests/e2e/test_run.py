@@ -214,3 +214,12 @@ def test_an_interrupt_is_said(tmp_path, script):
         _, errors = job.communicate(timeout=90)
     assert job.returncode == 130
     assert "paceline: interrupted" in errors
+
+
+def test_a_script_that_imports_keras_first_gets_a_backend_that_is_installed(paceline, tmp_path):
+    pytest.importorskip("keras")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "keras.json").write_text('{"backend": "nowhere"}')
+    (tmp_path / "script.py").write_text("import keras\nprint(keras.backend.backend())\n")
+    done = paceline("run", "-n", "1", "--", "script.py", KERAS_HOME=str(tmp_path / "home"))
+    assert (done.returncode, done.stdout) == (0, "torch\n"), done.stderr

@@ -32,7 +32,8 @@ def fit(mpirun, folder, backend, *words):
 
 def test_fit_keeps_pace_on_torch(mpirun, tmp_path):
     found = fit(mpirun, tmp_path, "torch", "some")
-    assert set(found) == {"bsp", "average", "leading"}
+    assert set(found) == {"bsp", "average", "leading", "mistakes"}
+    check_mistakes(found["mistakes"])
     check_gradients(found["bsp"])
     check_rule("average", found["average"])
     check_leading(found["leading"])
@@ -52,6 +53,7 @@ def test_fit_keeps_pace(mpirun, tmp_path, backend):
     assert len(found["stop in a batch"]["logs"]["loss"]) == 1
     assert len(found["stop at an epoch's end"]["logs"]["loss"]) == 2
     check_leading(found["leading"])
+    check_mistakes(found["mistakes"])
     assert found["all rejected"]["finite"], "a step that all ranks reject spoils no weights"
     assert np.shape(found["classes"]["logs"]["f1"]) == (1, 3)
     assert "changed the model's weights in on_epoch_end" in found["led weights"]["error"]
@@ -68,6 +70,15 @@ def check_gradients(case):
     """Two ranks are one rank with twice the batch, though the last batches differ in size."""
     assert case["apart"] < 1e-5
     assert case["hooked"] == [], "the model is as it was after fit"
+
+
+def check_mistakes(case):
+    """On rank 0, once each, and nothing of what is right."""
+    assert len(case["said"]) == case["wrong"] == 2
+    same, order = case["said"]
+    assert "the same arrays on all 2 ranks" in same
+    assert "paceline.keras.shard(x, y" in same
+    assert order.startswith("TerminateOnNaN stands before KeepPace")
 
 
 def check_leading(case):

@@ -17,6 +17,7 @@ COMMANDS = {
     "join": "let ranks join an elastic run that is under way",
     "leave": "let ranks leave it",
     "scale": "let ranks join or leave it until it has N",
+    "init": "write a program to start from",
     "data": "write a data set as files",
     "doctor": "check whether training would run here",
     "events": "check what the events of a run say",
@@ -49,6 +50,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("paceline: interrupted\n")
         return 130
+    except Exception as error:
+        if sys.excepthook is not sys.__excepthook__:  # a program's own, or that of a rank
+            raise
+        from paceline.core.user_frames import show_trace
+
+        sys.stderr.write(show_trace(error))
+        return 1
 
 
 def _make_parser(called: str | None) -> argparse.ArgumentParser:

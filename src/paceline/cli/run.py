@@ -8,6 +8,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -58,6 +59,10 @@ def _join(script: str, arguments: list[str]) -> int:
     if is_on_one_node(os.environ):
         bind_stores_to_loopback()
     set_default_rendezvous(_rendezvous_by_mpi)
+    if find_spec("keras") is not None:
+        from paceline.frameworks.keras.backend import prepare_backend
+
+        prepare_backend()  # for scripts that import Keras before paceline.keras
     code = _run_script(script, arguments)
     note_exit_code(code)
     return code

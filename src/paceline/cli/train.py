@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -160,6 +161,7 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     """Write the outcome for scripts, and print it for people."""
     from paceline.observe import render_final
     from paceline.observe.progress import has_terminal, read_width
+    from paceline.observe.run_log import RunLog
     from paceline.observe.verdict import describe_verdict
     from paceline.training.loop.run import REMEDY
     from paceline.training.run_dir import write_json
@@ -169,6 +171,9 @@ def _report(result: Result, summary: str | None, ranks: int) -> None:
     terminal = has_terminal(os.environ, sys.stdout)
     said = describe_verdict(result.summary), result.summary["advice"]
     render_final(result.history, sys.stdout, terminal, read_width(os.environ), ranks, *said)
+    kept = io.StringIO()
+    render_final(result.history, kept, False, None, ranks, *said)
+    RunLog(result.run_dir, 0).write(kept.getvalue())
     page = _write_page(result.run_dir)
     if page is not None:
         sys.stdout.write(f"report: {_short(page)}\n")

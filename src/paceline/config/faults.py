@@ -66,7 +66,7 @@ def _explain(fault: ErrorDetails) -> str:
         expected = f"{', '.join(most)} or {last}"
         return f"{name}.name is {show(fault['ctx']['tag'])}, expected {expected}"
     message = fault["msg"].removeprefix("Value error, ")
-    if message.startswith(("rule", "exchange", "stop.")):
+    if message.startswith(("rule", "exchange", "stop.", "no model")):
         return one_line(message)
     return f"{show_key(name)} is {show(fault['input'])}, expected: {_expectation(message)}"
 

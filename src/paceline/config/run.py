@@ -17,14 +17,16 @@ from paceline.cluster.cores import most_threads
 from paceline.config.data import DataConfig
 from paceline.config.messages import show
 from paceline.config.optimizer import OptimizerConfig
-from paceline.config.plain import as_plain, names_as_plain
+from paceline.config.plain import as_plain, is_placeholder, names_as_plain
 from paceline.config.schedules import Constant, Schedule
 from paceline.config.section import Section
 from paceline.config.setting import Flag, Group, Values
 from paceline.config.stopping import ElasticConfig, StopConfig
 from paceline.core.quantities import Period
+from paceline.core.suggestions import nearest
 from paceline.core.user_code import describe_failure
 from paceline.errors import ConfigError
+from paceline.frameworks.registry import FILES
 from paceline.models import MODELS
 from paceline.rules import RULES, Rule, describe_rule, make_rule
 from paceline.sync.settings import ExchangeSettings, check_settings, make_settings
@@ -41,10 +43,11 @@ class RunConfig(Section):
     """Everything that can be set for a run."""
 
     model: Annotated[object, Group("Model"), Flag("MODEL"), _MODEL] = "mnist"
-    """A YAML run file, `file.py:function`, `package.module:function`, or one of Paceline's models.
+    """A YAML run file; a function (`file.py:function` or `package.module:function`) that returns a
+    `torch.nn.Module`, a Keras or a JAX model; a model file (`.keras`, `.json`, `.pt2`, `.pt`); or
+    one of Paceline's models.
 
-    A function returns a `torch.nn.Module`, a Keras or a JAX model. Paceline's models are in
-    [models.md](models.md)."""
+    Paceline's models are in [models.md](models.md)."""
     weights: Annotated[str | None, Flag("--weights", "FILE"), Values("path")] = None
     """Torch: start from this state_dict (`.safetensors` or `.pt`).
 
@@ -95,6 +98,9 @@ class RunConfig(Section):
 
     The last epoch is always validated."""
     stop: StopConfig = StopConfig()
+    keep: Annotated[Literal["last", "best"], Flag("--keep")] = "last"
+    """Which models the run directory keeps: `model.*` is the last; with `best`, `best.*` is that of
+    the validation with the lowest `val_loss`."""
     max_time: Annotated[str | None, Flag("--max-time", "TIME"), Values("a time such as `90m`")] = (
         None
     )
@@ -153,6 +159,13 @@ class RunConfig(Section):
     @classmethod
     def read_progress(cls, value: object) -> object:
         return "off" if value is False else value  # YAML reads off as false
+
+    @field_validator("model", mode="after")
+    @classmethod
+    def check_model(cls, value: object) -> object:
+        if isinstance(value, str):
+            _check_model_name(value)
+        return value
 
     @field_validator("loss", mode="after")
     @classmethod
@@ -218,6 +231,21 @@ class RunConfig(Section):
         how = {"rule": describe_rule(self.rule), "exchange": asdict(self.exchange)}
         top = {"model": as_plain(self.model), "data": data, **how}
         return top | {"optimizer": as_plain(named), "loss": as_plain(self.loss)} | plain
+
+
+def _check_model_name(name: str) -> None:
+    """A word that can be no model is found before any data is looked at."""
+    if name.endswith(".py"):
+        raise ValueError(f"no model {show(name)}; name the function in it, as in {name}:build")
+    if name in MODELS or ":" in name or Path(name).suffix in FILES or is_placeholder(name):
+        return
+    near = nearest(name, MODELS)
+    if near is not None:
+        raise ValueError(f"no model {show(name)}; did you mean {near}?")
+    raise ValueError(
+        f"no model {show(name)}; name your own as file.py:function, package.module:function or a "
+        f"file (.keras, .json, .pt2, .pt), or one of Paceline's: {', '.join(MODELS)}"
+    )
 
 
 def _as_function(optimizer: object) -> Callable[..., object]:

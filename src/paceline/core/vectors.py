@@ -103,7 +103,7 @@ def aligned_zeros(size: int, dtype: npt.DTypeLike) -> Vector:
     return raw[start : start + size * kind.itemsize].view(kind)
 
 
-def differences(layouts: Sequence[Layout], limit: int = 5) -> list[str]:
+def differences(layouts: Sequence[Layout]) -> list[str]:
     """How the ranks' layouts differ from rank 0's, one sentence each.
 
     >>> a = Layout.of([("w", (2, 3), "float32")])
@@ -112,16 +112,31 @@ def differences(layouts: Sequence[Layout], limit: int = 5) -> list[str]:
     """
     found = []
     for rank, layout in enumerate(layouts[1:], start=1):
-        for mine, theirs in _aligned(layouts[0].entries, layout.entries):
-            if theirs is None:
-                found.append(f"rank {rank} lacks {mine}, which rank 0 has")
-            elif mine is None:
-                found.append(f"rank {rank} has {theirs}, which rank 0 lacks")
-            elif (mine.name, mine.shape, mine.dtype) != (theirs.name, theirs.shape, theirs.dtype):
-                found.append(f"rank {rank} has {theirs} where rank 0 has {mine}")
-    if len(found) > limit:
-        found[limit:] = [f"and {len(found) - limit} more"]
+        found += tell_apart(layout, f"rank {rank}", layouts[0], "rank 0")
+    return at_most(found)
+
+
+def tell_apart(one: Layout, name: str, other: Layout, other_name: str) -> list[str]:
+    """How a layout differs from another one, a sentence each.
+
+    >>> a, b = Layout.of([("w", (2,), "float32")]), Layout.of([])
+    >>> tell_apart(a, "the run", b, "the model")
+    ["the run has 'w' (2,) float32, which the model lacks"]
+    """
+    found = []
+    for theirs, own in _aligned(other.entries, one.entries):
+        if own is None:
+            found.append(f"{name} lacks {theirs}, which {other_name} has")
+        elif theirs is None:
+            found.append(f"{name} has {own}, which {other_name} lacks")
+        elif (theirs.name, theirs.shape, theirs.dtype) != (own.name, own.shape, own.dtype):
+            found.append(f"{name} has {own} where {other_name} has {theirs}")
     return found
+
+
+def at_most(found: list[str], limit: int = 5) -> list[str]:
+    """The first of them, and how many there are more."""
+    return found if len(found) <= limit else [*found[:limit], f"and {len(found) - limit} more"]
 
 
 def _aligned(

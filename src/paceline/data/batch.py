@@ -1,12 +1,13 @@
 """A batch: inputs, targets, the number of samples, and which they are."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from paceline.core.chunks import length, split_evenly
-from paceline.core.nests import map_leaves
+from paceline.core.nests import leaves, map_leaves
 from paceline.errors import ConfigError, DataError
 
 SHOWN = 3
@@ -35,13 +36,21 @@ class Batch:
 
     def where(self) -> str:
         """Name the samples in a few words, for error messages."""
+        bad = self._nonfinite()
         if self.indices is None:
-            return f"{self.samples} samples at unknown positions"
-        shown = ", ".join(str(index) for index in self.indices[:SHOWN])
-        if self.samples == 1:
-            return f"sample {shown}"
-        rest = f", ... ({self.samples} in all)" if self.samples > SHOWN else ""
-        return f"samples {shown}{rest}"
+            told = f", {len(bad)} of which are not finite" if len(bad) else ""
+            return f"{self.samples} samples at unknown positions{told}"
+        told = f", with NaN or infinity in {_listed(self.indices[bad])}" if len(bad) else ""
+        return f"{_listed(self.indices)}{told}"
+
+    def _nonfinite(self) -> np.ndarray:
+        """Which samples, counted from 0, hold numbers that are not finite, as far as we can see."""
+        bad = np.zeros(self.samples, bool)
+        for leaf in (*leaves(self.inputs), *leaves(self.targets)):
+            with suppress(TypeError, ValueError, RuntimeError):  # neither numbers nor on the host
+                finite = np.isfinite(np.asarray(leaf))
+                bad |= ~finite.reshape(self.samples, -1).all(axis=1)
+        return np.flatnonzero(bad)
 
     def _cut(self, piece: slice) -> "Batch":
         def cut(leaf: Any) -> Any:
@@ -62,6 +71,12 @@ class Batch:
             samples=length(piece),
             indices=None if self.indices is None else self.indices[piece],
         )
+
+
+def _listed(indices: np.ndarray) -> str:
+    shown = ", ".join(str(index) for index in indices[:SHOWN])
+    rest = f", ... ({len(indices)} in all)" if len(indices) > SHOWN else ""
+    return f"sample{'s' * (len(indices) > 1)} {shown}{rest}"
 
 
 def _leading_length(leaf: Any) -> int | None:

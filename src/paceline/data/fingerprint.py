@@ -36,6 +36,9 @@ def sum_samples(source: Source | Stream) -> int | None:
     """
     if isinstance(source, DatasetSource) and isinstance(source.dataset, ImageFolder):
         return source.dataset.fingerprint()
+    if isinstance(source, DatasetSource):
+        tensors = getattr(source.dataset, "tensors", None)  # of a TensorDataset
+        source = ArraySource(tensors) if isinstance(tensors, tuple) else source
     if not isinstance(source, ArraySource | MultiFileSource):
         return None
     last = len(source) - 1

@@ -123,11 +123,19 @@ class Replica(VectorModel, Protocol):
         """Write the plain model beside `path`, with the framework's own suffix."""
 
 
+class BeforeStep(Protocol):
+    """Called when gradients are there and the optimizer has not used them: without a loss, or by an
+    optimizer that evaluates the loss itself, maybe several times in a step, with each of them. Then
+    it returns the loss that the optimizer shall go by."""
+
+    def __call__(self, loss: float | None = None) -> float | None: ...
+
+
 class Loop(VectorModel, Protocol):
     """A model whose optimizer the user's own loop steps."""
 
     def around_step(
-        self, before: Callable[[], None], after: Callable[[], None], instead: Callable[[], bool]
+        self, before: BeforeStep, after: Callable[[], None], instead: Callable[[], bool]
     ) -> Undo:
         """Call these around every step of the optimizer; while `instead` holds, its own step may be
         left out: there are no gradients for it."""

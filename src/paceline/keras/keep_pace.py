@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +18,7 @@ from paceline.frameworks.keras.loop import KerasLoop
 from paceline.frameworks.threads import limit_threads
 from paceline.keras.batches import begin_shards
 from paceline.keras.fit import FitSession
+from paceline.keras.mistakes import warn_of_mistakes
 from paceline.rules import Rule, make_rule
 from paceline.runtime.resources import fair_threads
 from paceline.runtime.world import init
@@ -64,7 +66,7 @@ class KeepPace(keras.callbacks.Callback):
         **settings: object,
     ) -> None:
         super().__init__()
-        self._rule = _read_rule(rule, settings)
+        self._rule = make_rule(rule, **settings)
         self._settings = _read_exchange(exchange, self._rule)
         self._callbacks, self._world = list(callbacks), world
         self._limits = StepLimits(
@@ -106,6 +108,7 @@ class KeepPace(keras.callbacks.Callback):
             )
         self._undo += [self._listen_last(model.history), partial(begin_shards, None)]
         self._epochs_begun = 0
+        warn_of_mistakes(world, self, inspect.currentframe())
         if self._callbacks:
             epochs, steps = self.params["epochs"], self.params["steps"]
             make = partial(KerasCallbacks, self._callbacks, model, epochs=epochs, steps=steps)
@@ -221,12 +224,6 @@ class KeepPace(keras.callbacks.Callback):
         for undo in self._undo:
             undo()
         self._pace, self._leading, self._undo = None, None, []
-
-
-def _read_rule(rule: str | Mapping[str, object] | Rule, settings: Mapping[str, object]) -> Rule:
-    if settings and not isinstance(rule, str):
-        raise TypeError("KeepPace takes a rule, or its name with settings, not both")
-    return make_rule({"name": rule, **settings} if isinstance(rule, str) else rule)
 
 
 def _read_exchange(

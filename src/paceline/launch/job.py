@@ -74,6 +74,7 @@ class LauncherProcess:
     kind: str = "openmpi"
     hosts: tuple[str, ...] = ()
     """Other machines that it has to reach before any rank can start."""
+    ranks: int = 1
     elastic: bool = False
     """Whether ranks may be lost: then the run itself says how it ended."""
 

@@ -83,7 +83,9 @@ def start_ranks(job: Job, restart: int = 0, launcher: Mpirun | None = None) -> J
     hosts = tuple(host.name for host in job.placement.hosts)
     if job.elastic and not outlives_ranks(mpirun):
         job = replace(job, elastic=False)
-    process = LauncherProcess(Path(mpirun.path).name, mpirun.kind, hosts, job.elastic)
+    process = LauncherProcess(
+        Path(mpirun.path).name, mpirun.kind, hosts, ranks=job.ranks, elastic=job.elastic
+    )
     with shared_memory(mpirun) as place:
         placed = write_qrsh_script(job, Path(place[JOB_DIR]), mpirun)
         argv, extra = render_command(placed, mpirun, machine)

@@ -19,6 +19,7 @@ from paceline.runtime.reaper import kill_job, members
 START_WARNING_S, START_TIMEOUT_S = 60.0, 300.0
 """How long the first rank on other hosts may take; Python on a slow file server is slow."""
 
+QUIET_S = 2.0
 _PAUSE_S = 0.1
 _PIDS_PAUSE_S = 1.0
 _ENDING_S = 3.0
@@ -48,6 +49,7 @@ class JobOutput:
         }
         self._rank_pids = _RankPids(child.pid, folder) if launcher.is_hydra else None
         self._first_rank = _FirstRank(launcher.hosts, folder)
+        self._silence = _Silence(launcher.ranks, watched=os.isatty(STDERR) and not raw)
         self._failure = _Failure(folder if launcher.elastic else None)
 
     def forward(self, asked_to_end: Callable[[], bool]) -> None:
@@ -55,6 +57,7 @@ class JobOutput:
         sources = list(self._filters)
         while sources:
             readable, _, _ = select.select(sources, [], [], _PAUSE_S)
+            self._silence.look(bool(readable))
             for source in readable:
                 data = os.read(source, 65536)
                 banners, target = self._filters[source]
@@ -141,6 +144,24 @@ class _FirstRank:
             f"paceline: no rank has started on {self._hosts} for {waited_s:.0f} s; {what}. Can the "
             f"hosts reach this one? Run: paceline doctor --hosts {self._hosts}\n"
         )
+
+
+class _Silence:
+    """Who looks at a terminal hears within seconds that ranks are being started."""
+
+    def __init__(self, ranks: int, watched: bool) -> None:
+        self._ranks = ranks
+        self._until_s = time.monotonic() + QUIET_S if watched and ranks > 1 else None
+
+    def look(self, heard: bool) -> None:
+        """Something was heard of the ranks, or nothing."""
+        if self._until_s is None:
+            return
+        if heard:
+            self._until_s = None
+        elif time.monotonic() > self._until_s:
+            self._until_s = None
+            write_all(STDERR, f"paceline: starting {self._ranks} ranks ...\n".encode())
 
 
 class _Failure:

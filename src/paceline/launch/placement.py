@@ -14,6 +14,8 @@ from paceline.launch.job import Placement
 from paceline.launch.preflight.check import check_hosts
 
 _ANSWER_S = 20.0
+_CROWDED = 2
+"""Ranks of a core, with one thread each: two are often meant, to try something out."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,23 @@ def without_rank(plan: RankPlan) -> RankPlan | None:
     left = (*hosts, Host(last.name, slots)) if slots else tuple(hosts)
     placement = replace(plan.placement, hosts=left if plan.placement.hosts else ())
     return RankPlan(plan.ranks - 1, plan.threads, placement)
+
+
+def describe_crowd(ranks: int, threads: int, cores: int) -> str | None:
+    """What to say of ranks that get far less than a core each; None: they do.
+
+    >>> describe_crowd(64, 1, 2)
+    '64 ranks share 2 cores and take turns, so starting and training them is slow; -n 2 fits'
+    >>> describe_crowd(4, 1, 2)
+    """
+    if ranks * threads <= _CROWDED * cores:
+        return None
+    with_threads = f" of {threads} threads" if threads > 1 else ""
+    fits = f"-n {max(1, cores // threads)}"
+    return (
+        f"{ranks} ranks{with_threads} share {cores} cores and take turns, so starting and training "
+        f"them is slow; {fits} fits"
+    )
 
 
 def most_ranks_here() -> int:

@@ -21,7 +21,7 @@ from paceline.launch.job import Job, Mpirun, Placement
 from paceline.launch.job_dir import node_state
 from paceline.launch.limits import check_folder, check_limits, complete_environment
 from paceline.launch.mpirun import find_mpirun, outlives_ranks, start_alone, start_ranks
-from paceline.launch.placement import RankPlan, plan_ranks
+from paceline.launch.placement import RankPlan, describe_crowd, plan_ranks
 from paceline.launch.rendezvous import PORTS_TRIED, rendezvous_env
 from paceline.launch.restarts import (
     FINAL_CODES,
@@ -99,6 +99,10 @@ def start_or_join(
     if launcher is not None and launcher.kind == "openmpi" and not plan.placement.hosts:
         check_limits(plan.ranks)
 
+    if not plan.placement.hosts:
+        crowd = describe_crowd(plan.ranks, plan.threads, available_cores())
+        if crowd is not None:
+            sys.stderr.write(f"paceline: {crowd}\n")
     goes_on = request.elastic and again is not None
     with _starting_again(request, launcher, plan, goes_on) as (told, memory):
 

@@ -10,7 +10,7 @@ from types import FrameType
 
 from paceline.launch.job import LauncherProcess
 from paceline.launch.output import STDERR, write_all
-from paceline.runtime.job_dir import CAN_SAVE
+from paceline.runtime.job_dir import ASKED_BY, CAN_SAVE, note_for_ranks
 from paceline.runtime.reaper import kill_job
 
 _SAVING = b"paceline: saving and stopping (again to stop at once)\n"
@@ -75,6 +75,8 @@ class SignalForwarder:
         can_save = self._folder is not None and (self._folder / CAN_SAVE).exists()
         if self.saving or can_save:
             if not self.saving:
+                if self._folder is not None:
+                    note_for_ranks(self._folder, ASKED_BY, number.name)
                 os.kill(pid, signal.SIGUSR1)
             # A scheduler that sends SIGUSR1 and later SIGTERM should not cut the saving short.
             if not self.saving or number in _ENDING:

@@ -29,6 +29,11 @@ def setup_logging(rank: int, size: int, level: str = "info") -> None:
     logger.propagate = False
 
 
+def make_formatter(rank: int) -> logging.Formatter:
+    """For lines as `12:34:56 [rank 3] warning: text`."""
+    return _RankFormatter(rank)
+
+
 class _RankHandler(logging.Handler):
     """Write to the current sys.stderr: while a bar is drawn, rich replaces it."""
 

@@ -25,19 +25,27 @@ _loaded: dict[type[Rule], str] = {}
 """Users' rules, and how they were named."""
 
 
-def make_rule(spec: str | Mapping[str, object] | Rule) -> Rule:
-    """A rule from its name, from `{"name": ..., setting: value, ...}`, or as it is.
+def make_rule(spec: str | Mapping[str, object] | Rule, **given: object) -> Rule:
+    """A rule from its name, from `{"name": ..., setting: value, ...}`, or as it is; a name may have
+    its settings as keywords.
 
     A name is one of ours, or `file.py:Class` or `package.module:Class` for your own.
 
     >>> make_rule({"name": "gossip", "probability": 0.5})
     Gossip(probability=0.5)
+    >>> make_rule("gossip", probability=0.5)
+    Gossip(probability=0.5)
     """
+    if given and not isinstance(spec, str):
+        raise ConfigError(
+            f"{', '.join(given)}: settings by keyword go with the name of a rule, and rule is "
+            f"{spec!r}; put them there"
+        )
     if isinstance(spec, Rule):
         _check_class(type(spec), type(spec).__qualname__)
         return spec
     if isinstance(spec, str):
-        spec = {"name": spec}
+        spec = {"name": spec, **given}
     if not isinstance(spec, Mapping) or "name" not in spec:
         raise ConfigError(f"rule is {spec!r}, expected a name ({', '.join(RULES)})")
     settings = dict(spec)

@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +16,7 @@ from typing import NoReturn, Protocol
 from paceline.cluster.detect import Environment
 from paceline.cluster.identity import JOB_DIR
 from paceline.comm import World
+from paceline.core.user_frames import show_trace
 from paceline.errors import ConfigError, Interrupted, PacelineError
 from paceline.runtime.job_dir import ELASTIC, EXIT_CODE, FAILED, notify_launcher
 from paceline.runtime.watchdog.sections import step_of
@@ -124,8 +124,7 @@ def describe(world: Abortable, error: BaseException) -> str:
         return f"paceline: exit with {error.code!r}{place}; all ranks were ended\n"
     if isinstance(error, KeyboardInterrupt):
         return f"paceline: interrupted{place}; all ranks were ended\n"
-    trace = "".join(traceback.format_exception(error))
-    return f"{trace}paceline: {type(error).__name__}{place}; all ranks were ended\n"
+    return f"{show_trace(error)}paceline: {type(error).__name__}{place}; all ranks were ended\n"
 
 
 def _at_step(error: BaseException) -> str:

@@ -25,6 +25,9 @@ CAN_SAVE = "saves"
 HEARTBEATS = "heartbeats.json"
 """In the job directory: the last heartbeat of each rank that rank 0 has, by rank."""
 
+ASKED_BY = "asked-by"
+"""In the job directory: the signal at which the launcher asked the ranks to save and stop."""
+
 RESTART = "PACELINE_RESTART"
 """The variable that holds how often the job has been restarted."""
 
@@ -97,6 +100,21 @@ def apply_notification(line: bytes, folder: Path | None) -> None:
         return
     with suppress(OSError), opened_folder(folder) as opened:
         _write(name, text[1:] if text else None, opened)
+
+
+def note_for_ranks(folder: Path, name: str, text: str) -> None:
+    """In the launcher: leave a file for the ranks of this host."""
+    with suppress(OSError), opened_folder(folder) as opened:
+        write_text(name, text, opened)
+
+
+def read_note(name: str) -> str | None:
+    """What the launcher has left for ranks of its host; None elsewhere."""
+    folder = os.environ.get(JOB_DIR)
+    try:
+        return (Path(folder) / name).read_text() if folder else None
+    except (OSError, ValueError):
+        return None
 
 
 def _write(name: str, text: str | None, folder: int) -> None:

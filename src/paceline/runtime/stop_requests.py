@@ -10,9 +10,10 @@ from time import monotonic
 from types import FrameType
 
 from paceline.core.quantities import Period
-from paceline.runtime.job_dir import CAN_SAVE, notify_launcher
+from paceline.runtime.job_dir import ASKED_BY, CAN_SAVE, notify_launcher, read_note
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+_SPOKEN = {"SIGINT": "Ctrl-C"}
 REQUEUE = 75
 """The exit code that asks a scheduler to start the job again (EX_TEMPFAIL of sysexits.h)."""
 
@@ -40,7 +41,9 @@ class StopRequests:
     def reason(self) -> str | None:
         """In a few words; None while nobody asks."""
         if self._signal is not None:
-            return signal.Signals(self._signal).name
+            name = signal.Signals(self._signal).name
+            asked = read_note(ASKED_BY) if self._signal == signal.SIGUSR1 else None
+            return _SPOKEN.get(asked or name, asked or name)
         if self._asked is not None:
             return self._asked
         if self._ends_at is not None and monotonic() >= self._ends_at:

@@ -23,14 +23,26 @@ from paceline.data import (
 )
 from paceline.data.collate import Collate
 from paceline.data.convert import with_collate
+from paceline.data.fingerprint import describe_arrays, sum_samples
 from paceline.data.sampling.epochs import depth_ahead
 from paceline.data.sampling.shards import check_batch_size, check_enough
 from paceline.data.sampling.split import EpochSplit, split_epoch
+from paceline.data.sources import DatasetSource
 from paceline.errors import ConfigError
 from paceline.runtime.world import init, latest
 from paceline.training.balance import BalanceSettings, make_balancer, read_together
 from paceline.training.loop.shard_epoch import ShardEpoch
-from paceline.training.session import ServedSamples, Serving, begin_serving, current_session
+from paceline.training.own_loop.loader import LoaderShard, is_loader
+from paceline.training.session import (
+    Place,
+    ServedSamples,
+    Serving,
+    begin_serving,
+    current_session,
+    elastic_pace,
+    note_shard,
+    workers_of,
+)
 
 if TYPE_CHECKING:
     from paceline.training.pace import Pace
@@ -73,7 +85,10 @@ class Batches:
     ) -> None:
         self.epoch = 0
         """The epoch that the next iteration gives."""
-        self._source, self._world, self._order, self._loading = source, world, order, loading
+        self._source, self.world, self._order, self._loading = source, world, order, loading
+        self._place = Place()
+        self.dataset = source.dataset if isinstance(source, DatasetSource) else source
+        """What the samples are of; its length is their number."""
         ahead = depth_ahead(source, loading.prefetch, loading.loaders)
         self._weights = read_weights(source, world, weight)
         self._balancer = make_balancer(source, world, settings, ahead, self._weights)
@@ -87,22 +102,44 @@ class Batches:
             assert self._balance is not None
             batch_size = self._balance.usual_batch_size()
         check_batch_size(batch_size)
-        self._batch_size = batch_size
+        self.batch_size = batch_size
+        """Samples per rank and step, on average."""
         mean = 1.0 if self._weights is None else float(self._weights.mean())
         length = 0 if isinstance(source, Stream) else len(source)
         kind = (source.name, length, batch_size, *order)
         self._name = (*kind, next(_numbers[kind]))
         """The same on all ranks, which make shards that look alike in the same order."""
         self._serving = Serving(batch_size * mean, balancer=self._balancer)
+        note_shard(self)
 
     def __len__(self) -> int:
         """Batches per epoch, the same on every rank."""
         if isinstance(self._source, Stream):
             raise TypeError("a stream has no known number of batches")
         self._follow_world()
-        workers = len(self._workers())
+        workers = len(workers_of(self.world))
         check_enough(len(self._source), workers)
-        return len(self._split_rest(self.epoch, EpochRemainder(workers, self._batch_size)))
+        return len(self._split_rest(self.epoch, EpochRemainder(workers, self.batch_size)))
+
+    def position(self) -> dict[str, int]:
+        """Which epoch it is in, and how many of its batches have been taken."""
+        return self._place.describe(self.epoch)
+
+    def go_on_at(self, epoch: int, taken: int) -> None:
+        """Begin there with the next iteration."""
+        self.epoch, self._place = epoch, Place(taken)
+
+    def describe(self) -> dict[str, object]:
+        """What must be the same on all ranks, for each of them to get its own part."""
+        stream = isinstance(self._source, Stream)
+        return {
+            "samples": None if isinstance(self._source, Stream) else len(self._source),
+            "arrays": describe_arrays(self._source),
+            "content": None if stream else sum_samples(self._source),
+            "batch_size": self.batch_size,
+            "seed": self._order.seed,
+            "shuffle": self._order.shuffle,
+        }
 
     def _split_rest(self, epoch: int, remainder: EpochRemainder) -> EpochSplit:
         assert not isinstance(self._source, Stream)
@@ -111,52 +148,54 @@ class Batches:
             self._source, remainder, self._balance, seed=seed, epoch=epoch, shuffle=shuffle
         )
 
-    def _workers(self) -> tuple[int, ...]:
-        """The ranks that share the samples: those that train in the block around, or all."""
-        around = (pace.workers for pace in current_session().paces if pace.world is self._world)
-        return next(around, tuple(range(self._world.size)))
-
-    def _elastic_pace(self) -> Pace | None:
-        """The model around that goes on without ranks that are lost."""
-        around = (pace for pace in current_session().paces if pace.world is self._world)
-        return next((pace for pace in around if pace.is_elastic), None)
-
     def __iter__(self) -> Iterator[Any]:
         epoch, self.epoch = self.epoch, self.epoch + 1
-        served = begin_serving()
+        served, skipped = begin_serving(), self._place.begin()
         self._follow_world()
-        pace = self._elastic_pace()
+        pace = elastic_pace(self.world)
         if pace is not None:
-            yield from self._elastic_epoch(pace, epoch, served)
+            yield from self._elastic_epoch(pace, epoch, served, skipped)
             return
-        workers = self._workers()
+        workers = workers_of(self.world)
         if self._balancer is not None:
             if self._balancer.has_measured:  # else somebody only looks at a batch, maybe alone
                 self._balancer.learn()
             self._balancer.begin_epoch()
-        if self._world.rank not in workers:
+        if self.world.rank not in workers:
             return
-        for batch in self._open(self._begin(epoch, workers)):
-            yield self._hand_out(batch, served)
+        begun = self._begin(epoch, workers)
+        begun.taken = skipped
+        try:
+            for batch in self._open(begun):
+                yield self._hand_out(batch, served)
+        finally:  # also if the loop breaks off
+            self._place.end()
         for pace in current_session().paces:
             pace.end_epoch(self)
 
-    def _elastic_epoch(self, pace: Pace, epoch: int, served: ServedSamples) -> Iterator[Any]:
+    def _elastic_epoch(
+        self, pace: Pace, epoch: int, served: ServedSamples, skipped: int
+    ) -> Iterator[Any]:
         """This rank's batches, and those that it gets when others are lost. All end together."""
         self._check_elastic()
-        place = pace.begin_epoch(self, self._begin(epoch, pace.workers))
-        is_over = False
-        while not is_over:
-            deals = place.deals
-            if self._balancer is not None:
-                self._balancer.begin_epoch()
-            with closing(self._open(place)) as batches:
-                for batch in batches:
-                    place.taken += 1
-                    yield self._hand_out(batch, served)
-                    if place.deals > deals:
-                        break
-            is_over = place.deals == deals and pace.end_epoch(self)
+        begun = self._begin(epoch, pace.workers)
+        begun.taken = begun.stepped = skipped
+        place, is_over = pace.begin_epoch(self, begun), False
+        try:
+            while not is_over:
+                deals = place.deals
+                if self._balancer is not None:
+                    self._balancer.begin_epoch()
+                with closing(self._open(place)) as batches:
+                    for batch in batches:
+                        place.taken += 1
+                        yield self._hand_out(batch, served)
+                        if place.deals > deals:
+                            self._place.is_lasting = False
+                            break
+                is_over = place.deals == deals and pace.end_epoch(self)
+        finally:  # also if the loop breaks off
+            self._place.end()
 
     def _begin(self, epoch: int, workers: tuple[int, ...]) -> ShardEpoch:
         """A whole epoch, for these ranks."""
@@ -165,9 +204,9 @@ class Batches:
         return ShardEpoch(
             (*self._name, epoch),
             epoch,
-            EpochRemainder(len(workers), self._batch_size),
+            EpochRemainder(len(workers), self.batch_size),
             workers,
-            Shard(workers.index(self._world.rank), len(workers)),
+            Shard(workers.index(self.world.rank), len(workers)),
             None if isinstance(self._source, Stream) else partial(self._split_rest, epoch),
         )
 
@@ -176,7 +215,7 @@ class Batches:
         yield from training_batches(
             self._source,
             shard=place.shard,
-            batch_size=self._batch_size,
+            batch_size=self.batch_size,
             seed=self._order.seed,
             epoch=place.epoch,
             shuffle=self._order.shuffle,
@@ -193,13 +232,14 @@ class Batches:
         if self._balancer is not None:
             assert batch.indices is not None
             self._balancer.hand_out(batch.indices)
+        self._place.taken += 1
         return content_of(batch, self._loading.to)
 
     def _follow_world(self) -> None:
         """Ranks may have been lost since the last epoch."""
-        world = latest(self._world)
-        if world is not self._world:
-            self._world = world
+        world = latest(self.world)
+        if world is not self.world:
+            self.world = world
             if self._balancer is not None:
                 self._balancer.change_world(world)
 
@@ -257,7 +297,7 @@ def shard(
     loaders: int = 1,
     to: Convert | None = None,
     world: World | None = None,
-) -> Batches:
+) -> Batches | LoaderShard:
     """This rank's share of the data, in batches: every sample on exactly one rank, once per epoch.
 
     `data` is arrays, a torch Dataset, a list of samples, a generator function, ... Each iteration
@@ -273,9 +313,20 @@ def shard(
     padded to their longest sample, so that each of its samples costs as much; by default that is
     so if `collate` is a `Pad`.
 
+    `data` may be a torch DataLoader, too: `shard(loader)` gives this rank's part of each batch with
+    the loader's own collate function, workers and sampler; its batch_size is per rank.
+
     `weight` (of the same kinds as `cost`) is what each sample counts in the mean of gradients, for
     a loss that is a mean over something else than samples: "length" for a mean over tokens.
     """
+    if is_loader(data):
+        given = (batch_size, cost, bucketing, tokens_per_batch, padded, weight, collate, to)
+        if any(value is not None for value in given):
+            raise ConfigError(
+                "a DataLoader has its own batch_size, collate_fn and order, so shard(loader) takes "
+                "no more than seed and world; for other settings pass loader.dataset"
+            )
+        return LoaderShard(data, seed, world or init())
     return Batches(
         with_collate(as_source(data), collate),
         batch_size,

@@ -110,6 +110,8 @@ def _check_without_validation(config: RunConfig) -> None:
         unread.append("validate_every")
     if config.data.validation_batch_size != DataConfig().validation_batch_size:
         unread.append("data.validation_batch_size")
+    if config.keep != RunConfig().keep:
+        unread.append("keep")
     if unread:
         raise ConfigError(f"{', '.join(unread)}: there is no validation data; set data.validation")
     if config.stop.needs_validation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -9,6 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from paceline.errors import OutputError
+
+MODEL, BEST = "model", "best"
+_log = logging.getLogger("paceline.training")
 
 
 def check_room(path: Path, nbytes: int) -> None:
@@ -22,13 +26,13 @@ def check_room(path: Path, nbytes: int) -> None:
         )
 
 
-def save_model(save: Callable[[Path], Path], run_dir: Path) -> None:
+def save_model(save: Callable[[Path], Path], run_dir: Path) -> Path:
     """Put the model into the run directory, whole; where that fails, somewhere else, and say so.
 
     `save(path)` writes it under that name with a suffix, and returns the path.
     """
     try:
-        _save_into(run_dir, save)
+        return _save_into(run_dir, save)
     except Exception as error:  # libraries have their own for a full disk
         kept = next(_save_elsewhere(save), None)
         where = (
@@ -39,11 +43,19 @@ def save_model(save: Callable[[Path], Path], run_dir: Path) -> None:
         raise OutputError(f"the model cannot be saved in {run_dir}: {error}. {where}") from error
 
 
-def _save_into(folder: Path, save: Callable[[Path], Path]) -> Path:
+def save_best(save: Callable[[Path], Path], run_dir: Path) -> None:
+    """Put the model of the best epoch so far beside what will be the last."""
+    try:
+        _save_into(run_dir, save, BEST)
+    except Exception as error:  # libraries have their own for a full disk
+        _log.warning("the best model so far cannot be saved in %s: %s", run_dir, error)
+
+
+def _save_into(folder: Path, save: Callable[[Path], Path], name: str = MODEL) -> Path:
     """A reader sees the old file or the new one, never half."""
     draft = Path(tempfile.mkdtemp(prefix=".model-", dir=folder))
     try:
-        written = save(draft / "model")
+        written = save(draft / name)
         return written.replace(folder / written.name)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

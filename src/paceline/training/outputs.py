@@ -18,6 +18,7 @@ from paceline.config.stopping import SAVE_EVERY
 from paceline.frameworks import Replica
 from paceline.observe import EventLog, make_progress
 from paceline.observe.events import FLUSH_EVERY_S
+from paceline.observe.run_log import LoggedProgress, RunLog
 from paceline.runtime.job_dir import AGAIN, ELASTIC
 from paceline.sync.interface import Exchange
 from paceline.training.loop.state import RunOutputs
@@ -44,8 +45,11 @@ def open_outputs(
     place = run_dir / "events"
     events = EventLog(place, world.rank, world.node, every_s, generation, start)
     stack.enter_context(events)
+    log = stack.enter_context(RunLog(run_dir, world.rank))
     progress = make_progress(world.rank, config.progress)
     stack.callback(progress.close)
+    if world.rank == 0:
+        progress = LoggedProgress(progress, log)
     every = config.checkpoint_every
     node_saver = _make_node_saver(world, exchange, replica)
     if node_saver is not None:

@@ -35,12 +35,20 @@ from paceline.training.balance import Balancer
 from paceline.training.loop.recovery import Recovery, choose_elastic
 from paceline.training.loop.shard_epoch import ShardEpoch
 from paceline.training.loop.stepper import StepLimits, Stepper
-from paceline.training.session import ServedSamples, Serving, current_session, in_session
+from paceline.training.own_loop.called_together import CalledTogether
+from paceline.training.own_loop.same_data import check_same_data
+from paceline.training.own_loop.together import weighted_mean
+from paceline.training.session import (
+    ServedSamples,
+    Serving,
+    current_session,
+    in_session,
+)
 
 _log = logging.getLogger("paceline.training")
 
 
-class Pace:
+class Pace(CalledTogether):
     """A model in pace with its peers on the other ranks; made by `keep_pace`."""
 
     def __init__(
@@ -76,6 +84,8 @@ class Pace:
         """The weight of the mean losses whose gradients are added up; None: a step has one."""
         self._divisor: float | None = None
         """What the sum of gradients is to be divided by, to become a mean; None: it is one."""
+        self._evaluated = False
+        """Whether the step that is under way has evaluated a closure."""
         self._counter: Counter | None = None
         self._numbers_used = 0
         self._unit = "steps"
@@ -171,18 +181,31 @@ class Pace:
         first, self._numbers_used = self._numbers_used, self._numbers_used + numbers
         return self._counter, first
 
-    def before_step(self) -> None:
-        """Exchange what the rule exchanges before the optimizer moves the weights."""
+    def before_step(self, loss: float | None = None) -> float | None:
+        """Exchange what the rule exchanges before the optimizer moves the weights.
+
+        With the loss of a closure: each time it has been evaluated, if gradients are exchanged; the
+        mean loss over all ranks is returned, by which the optimizer takes the same way on all.
+        """
+        if loss is not None and self._recovery is not None:
+            raise ConfigError(
+                "optimizer.step(closure) evaluates a step more than once, which a loop that goes "
+                "on without lost ranks cannot take again; say keep_pace(..., elastic=False): then "
+                "a lost rank ends the run"
+            )
+        averages = self._rule.exchange_kind == "gradients"
+        if self._evaluated and not averages:
+            return loss
         if not self._exchange.trains:
             raise TrainingError(
                 f"rank {self.world.rank} is a server by exchange.servers and does not train; "
                 "iterate over paceline.shard(...), which gives it no batches, or see pace.workers"
             )
-        self._begun += 1
+        self._begun += not self._evaluated
+        self._evaluated = loss is not None
         mine = self._begin_contribution()
         if self._divisor is not None:
             scale_gradients(self._loop, 1 / self._divisor)
-            self._divisor = None
         try:
             outcome = self._stepper.before(mine)
         except RanksLost:
@@ -190,10 +213,14 @@ class Pace:
         if self._balancer is not None:
             speeds = outcome.speeds if outcome is not None else None
             self._balancer.note_step(self._stepper.compute_s, speeds)
+        if loss is None or not averages or self.steps_itself:
+            return loss
+        return weighted_mean(self.world, loss, 0.0 if self._stepper.refused else mine.weight)
 
     def after_step(self) -> None:
         """Exchange what the rule exchanges after the optimizer has moved the weights."""
         mine, self._mine = self._begin_contribution(), None
+        self._divisor, self._evaluated = None, False
         is_done, self._is_stepped = self._is_stepped, False
         if self._recovery is not None:
             self._recovery.epochs.note_step()
@@ -289,7 +316,7 @@ class Pace:
     def _end(self) -> None:
         """No rank trains any more: make the model the same on all."""
         steps = self.world.allgather_values(self._begun)
-        if self.world.size > 1 and not any(steps):
+        if self.world.size > 1 and not any(steps) and not self._resumed:
             raise TrainingError(
                 "no rank called optimizer.step() in the keep_pace block, which is where ranks "
                 "exchange what they learned: each has its own model now. Let optimizer.step() make "
@@ -326,10 +353,6 @@ class Pace:
     def progress(self) -> tuple[int, int]:
         """A count that grows while this rank gets on, and its step."""
         return self._stepper.watch.laps, self._begun
-
-    def check(self) -> None:
-        """Compare a hash of the parameters over all ranks; an error if they differ."""
-        self._together(lambda: check_equal(self.world, self._loop))
 
     def time(self) -> TimeSplit:
         """Where this rank's time went since the last call; the user's own work is compute."""
@@ -424,6 +447,7 @@ def keep_pace(
     stall_timeout_s: float = 1800.0,
     elastic: bool | None = None,
     world: World | None = None,
+    **settings_of_rule: object,
 ) -> Iterator[Pace]:
     """Keep this rank's model in pace with those of the other ranks, inside the block.
 
@@ -433,6 +457,8 @@ def keep_pace(
     end sooner wait in the block's end and take part without samples until all have come; so uneven
     loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
     every rank.
+
+    Settings of the rule are keywords: `keep_pace(model, optimizer, "average", every=8)`.
 
     `exchange` says how (docs/settings.md): with bsp, ranks of one node `share` a single copy of the
     parameters and of the optimizer's state and divide the optimizer's work, which is faster and
@@ -454,13 +480,14 @@ def keep_pace(
     """
     world = latest(world or init())
     limit_threads(fair_threads(world))
-    rule = make_rule(rule)
+    rule = make_rule(rule, **settings_of_rule)
     settings = make_settings(exchange)
     if rule.exchange_kind == "gradients" and settings.overlap and not settings.share:
         raise ConfigError(
             "exchange.overlap is for gradients of shared replicas, and exchange.share is false; "
             "omit one of them"
         )
+    check_same_data(world)
     loop = make_loop(model, optimizer)
     context = ExchangeContext(settings=settings, clip_norm=clip_norm, fail=fail)
     limits = StepLimits(

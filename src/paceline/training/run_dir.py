@@ -7,6 +7,9 @@ report.html    a page for people
 events/        one JSONL file per rank
 checkpoints/   where the run could go on, the newest ones
 model.*        the trained model, in its framework's plain form
+best.*         that of the epoch with the lowest val_loss, with keep: best
+log.txt        what the terminal showed
+README.md      how to load the model
 """
 
 from __future__ import annotations
@@ -134,6 +137,27 @@ def summarise(history: History, ranks: int, rule: str, seconds: float, stopped: 
             "data": split.data,
         },
     }
+
+
+_LOADERS = {
+    ".safetensors": "safetensors.torch.load_file('{model}'), or safetensors.numpy",
+    ".npz": "numpy.load('{model}')",
+    ".keras": "keras.saving.load_model('{model}')",
+}
+
+
+def write_outcome(path: Path, config: RunConfig, model: str, summary: Tree) -> None:
+    """What came of the run, for programs, and how to load its `model`, for people."""
+    loader = _LOADERS.get(Path(model).suffix, "{model}").format(model=model)
+    name = config.model if isinstance(config.model, str) else config.short_name
+    write_atomically(
+        path / "README.md",
+        f"A run of Paceline: {name} by rule {summary['rule']}, {summary['epochs']} epochs on "
+        f"{summary['ranks']} ranks; summary.json has its outcome, log.txt what it reported.\n"
+        f"Load the trained model in Python: {loader}\n"
+        "Write it in another format: paceline export . model.pt\n",
+    )
+    write_json(path / "summary.json", summary)
 
 
 def write_json(path: Path, content: Tree) -> None:

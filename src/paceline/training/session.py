@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+from weakref import ReferenceType, ref
+
+from paceline.errors import TrainingError
 
 if TYPE_CHECKING:
+    from paceline.comm import World
     from paceline.training.balance import Balancer
     from paceline.training.pace import Pace
 
@@ -21,6 +25,35 @@ class Serving(NamedTuple):
     """Whether a step consists of micro-batches, as many as the rank gets to, maybe none."""
     balancer: Balancer | None = None
     """Who wants to know what steps took."""
+
+
+class Place:
+    """How far an epoch is."""
+
+    def __init__(self, taken: int = 0) -> None:
+        self.taken = taken
+        """Batches of the epoch that is under way, or that is to be gone on with."""
+        self._under_way = False
+        self.is_lasting = True
+        """Whether it can be gone on with: not after ranks were lost in the epoch."""
+
+    def begin(self) -> int:
+        """An iteration begins: how many batches it leaves out."""
+        skipped, self._under_way = 0 if self._under_way else self.taken, True
+        self.taken = skipped
+        return skipped
+
+    def end(self) -> None:
+        self.taken, self._under_way, self.is_lasting = 0, False, True
+
+    def describe(self, next_epoch: int) -> dict[str, int]:
+        """For a checkpoint."""
+        if not self.is_lasting:
+            raise TrainingError(
+                "pace.save came within an epoch in which ranks were lost, whose samples were dealt "
+                "anew; save at the end of the epoch"
+            )
+        return {"epoch": next_epoch - self._under_way, "taken": self.taken}
 
 
 class ServedSamples:
@@ -64,12 +97,52 @@ class LoopSession(NamedTuple):
     """None until a shard is iterated over."""
 
 
+class Sharded(Protocol):
+    """What `shard` returns, as others see it."""
+
+    def describe(self) -> dict[str, object]:
+        """What must be the same on all ranks, for each of them to get its own part."""
+
+    def position(self) -> dict[str, int]:
+        """Which epoch it is in, and how many of its batches have been taken."""
+
+    def go_on_at(self, epoch: int, taken: int) -> None:
+        """Begin there with the next iteration."""
+
+
+_shards: ContextVar[tuple[ReferenceType[Sharded], ...]] = ContextVar("shards", default=())
+
+
+def note_shard(shard: Sharded) -> None:
+    """One more, for the blocks to come."""
+    alive = tuple(each for each in _shards.get() if each() is not None)
+    _shards.set((*alive, ref(shard)))
+
+
+def shards_of(world: World) -> list[Sharded]:
+    """Those of the world that are alive, in the order in which they were made."""
+    found = (each() for each in _shards.get())
+    return [shard for shard in found if shard is not None and getattr(shard, "world", 0) is world]
+
+
 _session: ContextVar[LoopSession] = ContextVar("session", default=LoopSession())  # noqa: B039
 
 
 def current_session() -> LoopSession:
     """That of this thread."""
     return _session.get()
+
+
+def workers_of(world: World) -> tuple[int, ...]:
+    """The ranks that share the samples: those that train in the block around, or all."""
+    around = (pace.workers for pace in _session.get().paces if pace.world is world)
+    return next(around, tuple(range(world.size)))
+
+
+def elastic_pace(world: World) -> Pace | None:
+    """The model around that goes on without ranks that are lost."""
+    around = (pace for pace in _session.get().paces if pace.world is world)
+    return next((pace for pace in around if pace.is_elastic), None)
 
 
 def begin_serving() -> ServedSamples:

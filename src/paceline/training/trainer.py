@@ -60,7 +60,7 @@ from paceline.training.resume.continuation import Continuation
 from paceline.training.resume.resumed import Resumed, check_identity, find_resumed
 from paceline.training.resume.snapshot import restore_replica, restore_run
 from paceline.training.run_data import check_elastic, make_dealer, open_run_data
-from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_json
+from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_outcome
 
 if TYPE_CHECKING:
     from paceline.comm.joining import Newcomer
@@ -418,6 +418,7 @@ class Trainer:
         self._found = on_rank0(world, lambda: find_run_dir(config))
         resumed = find_resumed(config.resume, self._found, world)
         if resumed is not None:
+            resumed.check_model(self.replica.layout)
             check_identity(resumed.facts, identity, resumed.run_dir)
             same = resumed.facts["optimizer"] == config.describe()["optimizer"]
             restore_replica(self.replica, resumed, same)
@@ -452,5 +453,5 @@ class Trainer:
         return "\n".join(filter(None, (text, exchange.describe())))
 
     def _save(self, summary: Tree) -> None:
-        save_model(self.replica.save, self.run_dir)
-        write_json(self.run_dir / "summary.json", summary)
+        model = save_model(self.replica.save, self.run_dir)
+        write_outcome(self.run_dir, self.config, model.name, summary)

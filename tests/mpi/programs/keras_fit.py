@@ -6,6 +6,7 @@ model in common. With `exit`, rank 1 just ends in the middle of an epoch, as if 
 """
 
 import json
+import logging
 import sys
 import warnings
 from pathlib import Path
@@ -141,6 +142,26 @@ class Cases:
             return self.outcome(model, {}, error=str(error))
         return self.outcome(model, logs, error="")
 
+    def mistakes(self):
+        """What is said of arrays that nobody has sharded, and of a KeepPace that is not first."""
+        said = []
+
+        class Listen(logging.Handler):
+            def emit(self, record):
+                said.append(record.getMessage())
+
+        listen, log = Listen(), logging.getLogger("paceline.keras")
+        log.addHandler(listen)
+        model, first = self.anew(), keras.callbacks.TerminateOnNaN()
+        options = {"epochs": 1, "verbose": 0, "batch_size": BATCH}
+        model.fit(self.x, self.y, callbacks=[first, KeepPace("average")], **options)
+        wrong = len(said)
+        part = slice(self.world.rank, 64, 2)
+        model.fit(self.x[part], self.y[part], callbacks=[KeepPace("average")], **options)
+        self.fit(model, [KeepPace("average")], epochs=1)
+        log.removeHandler(listen)
+        return self.outcome(model, {}, said=said, wrong=wrong)
+
     def stop(self, model, rule, callback):
         """Only rank 1 has a callback that stops the training."""
         own = [callback] if self.world.rank == 1 else []
@@ -215,7 +236,7 @@ def weights_of(model):
 def try_some(cases):
     """One rule about gradients, one about weights, and what callbacks ask for."""
     found = {"bsp": cases.gradients(), "average": cases.rule(RULES["average"])}
-    return found | {"leading": cases.leading()}
+    return found | {"leading": cases.leading(), "mistakes": cases.mistakes()}
 
 
 def try_the_rest(cases):

@@ -23,6 +23,16 @@ def test_a_lost_host_is_named_and_the_code_tells(capfd):
     assert said in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("watched", [True, False])
+def test_who_looks_at_a_terminal_hears_that_ranks_are_started(capfd, monkeypatch, watched):
+    monkeypatch.setattr(output, "QUIET_S", 0.0)
+    monkeypatch.setattr(os, "isatty", lambda target: watched)
+    launcher = LauncherProcess("mpirun", "openmpi", ranks=3)
+    supervise_job(["sleep", "0.5"], dict(os.environ), launcher=launcher)
+    said = "paceline: starting 3 ranks ...\n"
+    assert capfd.readouterr().err == (said if watched else "")
+
+
 @pytest.mark.parametrize("starts", [True, False])
 def test_ranks_that_never_start_on_other_hosts_are_given_up(tmp_path, capfd, monkeypatch, starts):
     monkeypatch.setattr(output, "START_WARNING_S", 0.2)

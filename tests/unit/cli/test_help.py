@@ -5,7 +5,7 @@ import pytest
 
 @pytest.mark.parametrize(
     "name",
-    ["train", "run", "data", "doctor", "export", "bench", "tune", "submit", "mpi-learn"],
+    ["train", "run", "init", "data", "doctor", "export", "bench", "tune", "submit", "mpi-learn"],
 )
 def test_every_subcommand_explains_itself(command, name):
     done = command(name, "--help")

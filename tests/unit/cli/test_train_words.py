@@ -34,9 +34,13 @@ def test_bad_models_and_data_are_one_line(command, project, case):
     assert re.match(r"(Config|Data|Training|Framework|\w+)Error: ", line)
 
 
-def test_what_the_users_own_model_raises_is_left_as_it_is(command, project):
-    with pytest.raises(KeyError, match="no such thing"):
-        command("train", "mine.py:clumsy", "train.npz", "-n", "1")
+def test_what_the_users_own_model_raises_begins_with_their_own_line(command, project):
+    done = command("train", "mine.py:clumsy", "train.npz", "-n", "1")
+    assert done.returncode == 1
+    first, *trace = done.stderr.splitlines()
+    assert re.fullmatch(r"mine.py, line \d+, in clumsy, raised KeyError:", first)
+    assert trace[0] == "Traceback (most recent call last):"
+    assert "paceline" not in "".join(trace).replace(str(project), ""), "how we got there"
 
 
 @pytest.mark.parametrize(

@@ -189,3 +189,21 @@ def test_objects_are_described_by_their_kind():
     assert "<tuple>" in text
     assert "<max>" in text
     assert " at 0x" not in text
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("mnits", "^no model 'mnits'; did you mean mnist[?]$"),
+        ("xyz", "^no model 'xyz'; name your own as file.py:function, .* or one of Paceline's: mn"),
+        ("mine.py", "^no model 'mine.py'; name the function in it, as in mine.py:build$"),
+    ],
+)
+def test_a_model_that_there_cannot_be_is_told_before_data_is_looked_at(model, said):
+    with pytest.raises(ConfigError, match=said):
+        read_config({"model": model, "data": {"train": "nowhere.npz"}})
+
+
+@pytest.mark.parametrize("model", ["mine.py:build", "a.b:c", "arch.json", "m.pt2", "<Sequential>"])
+def test_models_of_users_pass(model):
+    assert read_config({"model": model}).model == model

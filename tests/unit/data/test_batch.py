@@ -72,3 +72,19 @@ def test_where_names_the_samples():
     assert Batch(None, None, 2, np.array([5, 6])).where() == "samples 5, 6"
     assert Batch(None, None, 1, np.array([5])).where() == "sample 5"
     assert Batch(None, None, 3).where() == "3 samples at unknown positions"
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_a_batch_says_which_of_its_samples_are_not_finite(make):
+    rows = np.ones((5, 2, 2), np.float32)
+    rows[1, 0, 1], rows[3, 1, 0] = np.nan, np.inf
+    batch = Batch(
+        {"x": make(rows), "n": make(np.arange(5))}, make(np.ones(5)), 5, np.arange(5) + 10
+    )
+    assert batch.where().endswith("(5 in all), with NaN or infinity in samples 11, 13")
+    batch.indices = None
+    assert batch.where() == "5 samples at unknown positions, 2 of which are not finite"
+
+
+def test_words_are_no_numbers_that_could_be_finite():
+    assert Batch(np.array(["a", "b"]), None, 2, np.arange(2)).where() == "samples 0, 1"

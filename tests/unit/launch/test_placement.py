@@ -8,7 +8,7 @@ from paceline.cluster.schedulers.interface import Allocation, CommandReply
 from paceline.errors import LaunchError
 from paceline.launch import placement
 from paceline.launch.job import Placement
-from paceline.launch.placement import choose_remote_shell, plan_ranks
+from paceline.launch.placement import choose_remote_shell, describe_crowd, plan_ranks
 
 TWO = (Host("a", 2), Host("b", 2))
 
@@ -101,3 +101,16 @@ def test_qrsh_is_used_unless_the_parallel_environment_forbids_it(monkeypatch):
         monkeypatch.setattr(placement, "_ask", ask)
         assert choose_remote_shell(Allocation("sge", TWO)).startswith(f"{program} ")
         ask.assert_called_once_with(("qconf", "-sp", "mpi"))
+
+
+def test_a_crowd_is_told_how_many_would_fit():
+    assert describe_crowd(4, 1, 2) is None
+    assert describe_crowd(16, 4, 32) is None
+    told = describe_crowd(64, 1, 2)
+    assert told is not None
+    assert told.startswith("64 ranks share 2 cores")
+    assert told.endswith("; -n 2 fits")
+    told = describe_crowd(8, 8, 16)
+    assert told is not None
+    assert told.startswith("8 ranks of 8 threads share 16 cores")
+    assert told.endswith("; -n 2 fits")

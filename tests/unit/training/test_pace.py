@@ -423,16 +423,6 @@ def test_an_exception_in_the_block_reaches_the_caller_and_wakes_the_others():
         run_world(2, program)
 
 
-def test_a_closure_is_refused():
-    def program(world):
-        model, optimizer = build()
-        with paceline.keep_pace(model, optimizer):
-            optimizer.step(lambda: model(torch.ones(1, 3)).sum())
-
-    with pytest.raises(TrainingError, match="closure"):
-        run_world(2, program)
-
-
 def test_parameters_outside_the_model_are_refused():
     def program(world):
         model, _ = build()

@@ -1,4 +1,5 @@
 import errno
+import logging
 import os
 import shutil
 import socket
@@ -48,6 +49,44 @@ def test_a_disk_that_is_full_when_a_run_is_resumed_leaves_its_config(tmp_path, m
     assert (path / "config.yaml").read_text() == before
     assert [p.name for p in path.iterdir() if p.name.startswith(".config")] == []
     make_run_dir(config, path)[1].release()  # nobody holds it
+
+
+def test_a_run_leaves_what_it_said_and_how_to_load_it(tmp_path):
+    class Warn(Callback):
+        def on_epoch_end(self, trainer, epoch, logs):
+            logging.getLogger("paceline").warning("epoch %d is warm", epoch)
+
+    def train(**settings):
+        Trainer(
+            build, data(), data(), world=SoloWorld(), loss="mse", progress="off", epochs=2,
+            data={"batch_size": BATCH}, run_dir=str(tmp_path), callbacks=[Warn()], **settings,
+        ).fit()  # fmt: skip
+
+    train()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert lines[1].startswith("1 rank on 1 node, rule bsp")
+    said = [line.split("  ")[0].split("] ")[-1] for line in lines[2:]]
+    first, second = "warning: epoch 1 is warm", "warning: epoch 2 is warm"
+    assert said == ["epoch 1/2", first, "epoch 2/2", second]
+    readme = (tmp_path / "README.md").read_text()
+    assert len(readme.splitlines()) == 3
+    assert "build-bsp by rule bsp, 2 epochs on 1 ranks" in readme
+    assert "safetensors.torch.load_file('model.safetensors')" in readme
+    with pytest.raises(ConfigError, match="holds an earlier run"):
+        train()
+
+
+def test_what_ended_a_run_is_the_last_line_of_its_log(tmp_path):
+    class Fail(Callback):
+        def on_epoch_end(self, trainer, epoch, logs):
+            raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError):
+        Trainer(
+            build, data(), world=SoloWorld(), loss="mse", progress="off",
+            data={"batch_size": BATCH}, run_dir=str(tmp_path), callbacks=[Fail()],
+        ).fit()  # fmt: skip
+    assert (tmp_path / "log.txt").read_text().endswith("[rank 0] RuntimeError: no more\n")
 
 
 def test_a_directory_that_is_in_use_is_refused_with_who_holds_it(tmp_path):

@@ -327,7 +327,8 @@ def test_one_rank_that_asks_to_stop_stops_all_at_the_same_step(tmp_path, at_step
 def test_the_run_directory_tells_the_whole_story(tmp_path):
     result = fit(tmp_path, 2, validation=data(40), epochs=3)[0]
     folder = result.run_dir
-    names = {"config.yaml", "history.jsonl", "summary.json", "events", "model.safetensors"}
+    told = {"README.md", "log.txt"}
+    names = told | {"config.yaml", "history.jsonl", "summary.json", "events", "model.safetensors"}
     assert {path.name for path in folder.iterdir()} == names
     history = History.load(folder / "history.jsonl")
     assert [record.samples for record in history] == [SAMPLES] * 3

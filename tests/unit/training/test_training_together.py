@@ -91,16 +91,6 @@ def test_ranks_without_a_batch_need_not_step():
     assert first.tobytes() == second.tobytes()
 
 
-def test_a_closure_is_refused_with_what_is_true():
-    model = build()
-    optimizer = torch.optim.LBFGS(model.parameters())
-    with (
-        pytest.raises(TrainingError, match="LBFGS cannot be used in a keep_pace block"),
-        paceline.keep_pace(model, optimizer),
-    ):
-        optimizer.step(lambda: model(torch.ones(1, 3)).sum())
-
-
 def test_a_rejected_step_counts_in_samples(monkeypatch):
     units = []
 

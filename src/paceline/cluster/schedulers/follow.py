@@ -88,7 +88,7 @@ class _JobWatch:
             self._ended_s = None
             return None
         if complete:
-            return next((code for code in self._codes.values() if code), 0)
+            return self._end_with(next((code for code in self._codes.values() if code), 0))
         return self._without_file(now) if self._state.kind == "ended" else None
 
     def _take(self, state: State, now: float) -> None:
@@ -122,6 +122,13 @@ class _JobWatch:
                 )
                 self._codes[task] = code
         return len(self._codes) == self.job.tasks
+
+    def _end_with(self, code: int) -> int:
+        """Say how the job ended, where the scheduler has not."""
+        if self._state.kind != "ended" or not self._state.detail:
+            how = "completed" if code == 0 else f"over: exit code {code}"
+            self.say(f"paceline: job {self.job.id} is {how}\n")
+        return code
 
     def _without_file(self, now: float) -> int | None:
         """The job has ended and left no exit code, or none that is visible yet."""

@@ -23,6 +23,7 @@ from paceline.frameworks.keras.optimizers import (
     unpack_state,
 )
 from paceline.frameworks.keras.vectors import KerasVectors, read
+from paceline.frameworks.replica import BeforeStep
 
 
 class KerasLoop(KerasVectors):
@@ -129,7 +130,7 @@ class KerasLoop(KerasVectors):
 
     def around_step(
         self,
-        before: Callable[[], None],
+        before: BeforeStep,
         after: Callable[[], None],
         instead: Callable[[], bool] = lambda: False,
     ) -> Callable[[], None]:
@@ -170,7 +171,7 @@ class KerasLoop(KerasVectors):
     def _swap(
         self,
         order: list[int],
-        average: Callable[[float], None],
+        average: Callable[[float], object],
         gradients: list[Vector | None],
         samples: float,
     ) -> list[Vector | None]:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 
 import torch
 
 from paceline.errors import ReplicaError, TrainingError
+from paceline.frameworks.replica import BeforeStep
 from paceline.frameworks.torch.vectors import TorchVectors, describe_optimizer
 
 
-def _refuse(closure: Any) -> None:
-    if closure is not None:
-        raise TrainingError(
-            "optimizer.step(closure) computes gradients that keep_pace cannot exchange. Call "
-            "loss.backward() and then optimizer.step(), with an optimizer that needs no closure "
-            "(SGD, Adam, ...); LBFGS cannot be used in a keep_pace block"
-        )
+def _evaluate(closure: Callable[[], Any], before: BeforeStep) -> Any:
+    """What a closure gives, after an exchange of the gradients that it left."""
+    with torch.enable_grad():
+        loss = closure()
+    value = loss.item() if isinstance(loss, torch.Tensor) else loss
+    mean = before(value)
+    if mean is None:
+        return loss
+    return loss.new_tensor(mean) if isinstance(loss, torch.Tensor) else mean
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 class TorchLoop(TorchVectors):
@@ -39,7 +49,7 @@ class TorchLoop(TorchVectors):
 
     def around_step(
         self,
-        before: Callable[[], None],
+        before: BeforeStep,
         after: Callable[[], None],
         instead: Callable[[], bool] = lambda: False,
     ) -> Callable[[], None]:
@@ -53,10 +63,15 @@ class TorchLoop(TorchVectors):
         if instead() and not hooked:
             return self._replace_step(before, after, instead)
 
-        def pre_hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            _refuse(args[1] if len(args) > 1 else kwargs.get("closure"))  # args[0] is itself
-            if not self._in_step_of_ours:
+        def pre_hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if self._in_step_of_ours:
+                return None
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is itself
+            if closure is None:
                 before()
+                return None
+            rest = {name: value for name, value in kwargs.items() if name != "closure"}
+            return (args[0], partial(_evaluate, closure, before), *args[2:]), rest
 
         def post_hook(optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._in_step_of_ours:
@@ -74,23 +89,22 @@ class TorchLoop(TorchVectors):
         return end
 
     def _replace_step(
-        self, before: Callable[[], None], after: Callable[[], None], instead: Callable[[], bool]
+        self, before: BeforeStep, after: Callable[[], None], instead: Callable[[], bool]
     ) -> Callable[[], None]:
         attributes: dict[str, Any] = vars(self.optimizer)
         replaced = attributes.get("step")  # a scheduler's wrapper
 
         plain: Any = replaced or MethodType(type(self.optimizer).step, self.optimizer)
 
-        def step(optimizer: Any, closure: Any = None) -> None:
+        def step(optimizer: Any, closure: Any = None) -> Any:
             if self._in_step_of_ours:
-                plain()
-                return
-            _refuse(closure)
+                return plain()
             optimizer._opt_called = True  # schedulers warn if it is not
-            before()
+            loss = before() if closure is None else _evaluate(closure, before)
             if not instead():
                 self.apply()
             after()
+            return loss
 
         if replaced is not None:
             vars(step).update(vars(replaced))
@@ -105,6 +119,12 @@ class TorchLoop(TorchVectors):
 
     def apply(self) -> None:
         """A step that the loop did not take, with the gradients held."""
+        if _needs_closure(self.optimizer):
+            raise TrainingError(
+                f"{type(self.optimizer).__name__} needs a closure, and this rank's loop has ended "
+                "while others still have batches; let all ranks take the same number of steps, as "
+                "paceline.shard does"
+            )
         self._in_step_of_ours = True
         try:
             self.optimizer.step()

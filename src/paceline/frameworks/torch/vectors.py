@@ -146,7 +146,8 @@ class TorchVectors:
             if parameter.grad is not None:
                 raise TrainingError(
                     f"parameter '{name}' was frozen when training began and has a gradient now; "
-                    "unfreeze it before Paceline takes the model (keep_pace, Trainer)"
+                    "unfreeze it before Paceline takes the model (keep_pace, Trainer), and freeze "
+                    "it afterwards; or begin another keep_pace block when it thaws"
                 )
 
     def _blame_moved(self) -> NoReturn:

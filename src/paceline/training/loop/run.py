@@ -31,6 +31,7 @@ from paceline.training.loop.stopping import Stopping
 from paceline.training.loop.validation import validate
 from paceline.training.loop.waiting import judge_steps, judge_waiting
 from paceline.training.loop.worker import StepHook, Worker
+from paceline.training.model_file import save_best
 from paceline.training.resume.carried import Carried
 from paceline.training.resume.snapshot import snapshot_common, snapshot_rank
 
@@ -244,6 +245,7 @@ class TrainingRun(ABC):
             loaders = self.config.data.loaders
             watch = self.state.watch
             logs = validate(world, self.replica, validation, size, watch, loaders, is_wanted)
+            self._keep_if_best(logs)
         if logs is None:
             return None
         metric = parse_target(target)[0] if target is not None else ""
@@ -255,6 +257,13 @@ class TrainingRun(ABC):
             )
         self.notify("on_validation_end", logs)
         return logs
+
+    def _keep_if_best(self, logs: Logs | None) -> None:
+        loss = None if logs is None else logs["val_loss"]
+        if self.config.keep != "best" or self.world.rank > 0 or loss is None:
+            return
+        if all(record.val_loss is None or loss < record.val_loss for record in self.history):
+            save_best(self.replica.save, self.state.outputs.run_dir)
 
     def validate_last(self) -> Logs:
         """The figures of the end of the run; none if it is asked to end now: all is trained, and

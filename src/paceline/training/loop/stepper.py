@@ -199,6 +199,8 @@ class Stepper:
         most = self._limits.max_rejected
         if self.rejected > most:
             counted = f" ({self.rejected} rejected, max_rejected is {most})" if most else ""
-            look = "its batch" if where is None else "these samples"
-            raise TrainingError(f"{found}{counted}; look at {look}, or lower the learning rate")
+            raise TrainingError(
+                f"{found}{counted}; leave out or fill in (numpy.nan_to_num) samples that are not "
+                "finite, or lower the learning rate"
+            )
         _log.warning("%s: rejected (%d of at most %d)", found, self.rejected, most)

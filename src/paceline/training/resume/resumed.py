@@ -17,7 +17,7 @@ from paceline.comm import World
 from paceline.comm.rank0 import on_rank0
 from paceline.core.trees import Tree
 from paceline.core.user_code import describe_failure
-from paceline.core.vectors import Vector
+from paceline.core.vectors import Layout, Vector, at_most, tell_apart
 from paceline.errors import CheckpointError, PacelineError
 from paceline.sync.saved import SavedCentre, unpack
 from paceline.training.resume.continuation import Continuation, shares_of
@@ -57,6 +57,18 @@ class Resumed(Continuation):
             cause = str(error) if plain else describe_failure(error)
             place = self._store.folder / self._name
             raise CheckpointError(f"the checkpoint {place} is damaged: {cause}{REMEDY}") from error
+
+    def check_model(self, layout: Layout) -> None:
+        """Refuse to go on with another model, and say where it differs."""
+        if self.facts.get("model") == layout.fingerprint():
+            return
+        with self.blamed():
+            was = Layout.of((name, shape, kind) for name, shape, kind, _ in self.common["layout"])
+        found = at_most(tell_apart(was, "the run", layout, "the model"))
+        raise CheckpointError(
+            f"the run in {self.run_dir} was of another model: {'; '.join(found)}. Name the model "
+            "that it had, or start a new run"
+        )
 
     @property
     def same_ranks(self) -> bool:

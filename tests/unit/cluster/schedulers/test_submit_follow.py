@@ -66,9 +66,22 @@ def test_the_log_is_shown_and_the_code_returned(tmp_path, code):
     assert course.follow() == code
     assert course.written == b"one\ntwo\nthree\n"
     assert "job 7 is pending: Priority\n" in course.said
-    assert "job 7 is running\n" in course.said
+    assert course.said.endswith("job 7 is running\npaceline: job 7 is completed\n")
     assert course.now < 25
     assert course.asked < 12  # the scheduler is spared
+
+
+@pytest.mark.parametrize(("code", "how"), [(0, "completed"), (7, "over: exit code 7")])
+def test_the_end_is_told_where_the_scheduler_does_not(tmp_path, code, how):
+    """Grid Engine only stops knowing the job."""
+    course = Course(
+        tmp_path,
+        (0, "state", CommandReply(0, "exec_host_list 1: n1\n")),
+        (20, "job-7.exit", f"{code}\n"),
+        (21, "state", CommandReply(1, "Following jobs do not exist: 7\n")),
+    )
+    assert course.follow(scheduler="sge") == code
+    assert course.said.endswith(f"job 7 is running\npaceline: job 7 is {how}\n")
 
 
 def test_a_code_counts_when_the_scheduler_agrees(tmp_path):

@@ -418,18 +418,6 @@ def test_schedulers_and_hooks_of_others_go_on_working(when, recwarn):
     assert not [str(warning.message) for warning in recwarn if "scheduler" in str(warning.message)]
 
 
-@pytest.mark.parametrize("share", [True, False])
-def test_a_closure_is_refused(share):
-    def program(world):
-        model = Net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with keep_pace(model, optimizer, exchange={"share": share}):
-            optimizer.step(lambda: 0.0)
-
-    with pytest.raises(TrainingError, match="closure"):
-        run_world(2, program)
-
-
 @pytest.mark.parametrize("by", ["data", "no_grad"])
 def test_parameters_changed_by_hand_are_refused(by):
     def program(world):

@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 from support.line_problem import BATCH, SAMPLES, data, weights
 from torch import nn
@@ -237,6 +238,31 @@ def test_more_epochs_may_follow(tmp_path):
     assert weights(more[0].model).tobytes() == weights(whole[0].model).tobytes()
 
 
+@pytest.mark.parametrize("rule", [BSP(), EASGD()], ids=["bsp", "easgd"])
+def test_the_best_model_is_kept_beside_the_last(tmp_path, rule):
+    """The learning rate explodes after two epochs, and again after the run has been resumed."""
+
+    class Explode(Callback):
+        def on_epoch_begin(self, trainer, epoch):
+            if epoch > 2:
+                trainer.replica.scale_learning_rate(6.0)
+
+    settings = {"keep": "best", "checkpoint_every": "epoch", "callbacks": [Explode()]}
+    kept = []
+    for epochs in (3, 4):
+        [done] = fit(tmp_path / "run", 1, rule, epochs=epochs, resume="auto", **settings)
+        kept.append((tmp_path / "run" / "best.safetensors").read_bytes())
+    losses = [record.val_loss for record in done.history]
+    assert min(losses) == losses[1]
+    assert kept[0] == kept[1]
+    best = wide()
+    best.load_state_dict(safetensors.torch.load(kept[0]))
+    x, y = map(torch.from_numpy, data())
+    with torch.no_grad():
+        found = float(nn.functional.mse_loss(best.eval()(x), y))
+    assert found == pytest.approx(losses[1], rel=1e-5)
+
+
 def test_another_learning_rate_may_follow(tmp_path):
     fit(tmp_path / "run", 2, BSP(), epochs=2, checkpoint_every="epoch")
     settings = {"optimizer": {"lr": 0.005, "momentum": 0.9}}
@@ -249,7 +275,10 @@ def test_another_learning_rate_may_follow(tmp_path):
     [
         ({"seed": 7}, "seed was 1, is 7"),
         ({"rule": DiLoCo()}, "rule was bsp, is diloco"),
-        ({"model": lambda: nn.Linear(3, 1)}, "model was"),
+        (
+            {"model": lambda: nn.Linear(3, 1)},
+            r"another model: .*; the run has '0.weight' \(9, 3\) float32, which the model lacks",
+        ),
     ],
     ids=["seed", "rule", "model"],
 )

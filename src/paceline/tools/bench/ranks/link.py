@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from time import perf_counter, sleep
+from typing import Any
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ from paceline.tools.bench.hosts import ADDRESSES, INTERFACE
 from paceline.tools.bench.link import PEER, LinkSettings
 from paceline.tools.bench.ranks.peers import gloo_group
 from paceline.tools.bench.ranks.timing import best_of, time_together
-from paceline.training.batches import Batches, shard
+from paceline.training.batches import shard
 from paceline.training.pace import keep_pace
 
 BATCH = 64
@@ -237,7 +238,7 @@ def _train_until_decided(
     model: nn.Module,
     module: nn.Module,
     optimizer: torch.optim.Optimizer,
-    batches: Batches,
+    batches: Any,
 ) -> None:
     # An epoch ends with its last look, or looks would fall out of step with exchanges.
     steps = len(batches) // LOOK_EVERY * LOOK_EVERY
