@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from paceline.cli.rank_options import MOST_RANKS, positive
 
 if TYPE_CHECKING:
-    from paceline.training.membership.requests import Request
+    from paceline.training.membership.requests import MembershipRequest
 
 _SILENCE_S = 60.0
 """How long a job may take to notice a request: it looks ten times a second, if it lives."""
@@ -61,24 +61,26 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
 
 def _join(args: argparse.Namespace, given: list[str]) -> int:
     from paceline.errors import ConfigError
-    from paceline.training.membership.requests import Request
+    from paceline.training.membership.requests import MembershipRequest
 
     hosts = _read_hosts(args.hosts)
     if hosts and args.ranks not in (None, len(hosts)):
         raise ConfigError(f"-n is {args.ranks}, and --hosts names {len(hosts)}; give one of them")
-    return _ask(args.run, Request("join", len(hosts) or args.ranks or 1, hosts))
+    return _ask(args.run, MembershipRequest("join", len(hosts) or args.ranks or 1, hosts))
 
 
 def _leave(args: argparse.Namespace, given: list[str]) -> int:
-    from paceline.training.membership.requests import Request
+    from paceline.training.membership.requests import MembershipRequest
 
-    return _ask(args.run, Request("leave", 0, tuple(args.host or ()), tuple(args.rank or ())))
+    return _ask(
+        args.run, MembershipRequest("leave", 0, tuple(args.host or ()), tuple(args.rank or ()))
+    )
 
 
 def _scale(args: argparse.Namespace, given: list[str]) -> int:
-    from paceline.training.membership.requests import Request
+    from paceline.training.membership.requests import MembershipRequest
 
-    return _ask(args.run, Request("scale", args.ranks, _read_hosts(args.hosts)))
+    return _ask(args.run, MembershipRequest("scale", args.ranks, _read_hosts(args.hosts)))
 
 
 def _read_hosts(text: str | None) -> tuple[str, ...]:
@@ -88,7 +90,7 @@ def _read_hosts(text: str | None) -> tuple[str, ...]:
     return tuple(host.name for host in hosts for _ in range(host.slots or 1))
 
 
-def _ask(run_dir: Path, request: Request) -> int:
+def _ask(run_dir: Path, request: MembershipRequest) -> int:
     """Ask the job, and show its answers until one is final."""
     from paceline.training.membership.requests import Inquiry
 

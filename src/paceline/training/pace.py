@@ -1,49 +1,33 @@
-"""`keep_pace`: a loop of your own, which exchanges where its optimizer steps."""
+"""A model in pace, in a loop of your own: what each step of its optimizer exchanges."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
 
 from paceline.comm import World
 from paceline.comm.counter import Counter, make_counter
-from paceline.errors import ConfigError, RanksLost, ReplicaError, TrainingError
-from paceline.frameworks.registry import make_loop
+from paceline.errors import ConfigError, RanksLost, TrainingError
 from paceline.frameworks.replica import Loop, scale_gradients
-from paceline.frameworks.threads import limit_threads
 from paceline.observe import Stopwatch, TimeSplit
 from paceline.observe.trial import open_trial
-from paceline.observe.waiting import RunFacts
-from paceline.rules import Rule, make_rule
-from paceline.runtime.failure import ending_together, fail
-from paceline.runtime.resources import fair_threads
-from paceline.runtime.watchdog import watched
-from paceline.runtime.world import confirm, init, latest
+from paceline.rules import Rule
+from paceline.runtime.failure import fail
+from paceline.runtime.world import confirm
 from paceline.sync.interface import Contribution, Exchange, Settled, StepOutcome
-from paceline.sync.make import (
-    is_asynchronous,
-    load_common_weights,
-    make_exchange,
-    next_exchange_id,
-)
-from paceline.sync.replicas import average_buffers, check_equal, start_equal
-from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_settings
+from paceline.sync.make import load_common_weights, make_exchange, next_exchange_id
+from paceline.sync.replicas import average_buffers, start_equal
+from paceline.sync.settings import ExchangeContext
 from paceline.training.balance import Balancer
-from paceline.training.loop.recovery import Recovery, choose_elastic
+from paceline.training.loop.recovery import Recovery
 from paceline.training.loop.shard_epoch import ShardEpoch
 from paceline.training.loop.stepper import StepLimits, Stepper
+from paceline.training.loop.waiting import describe_loop
 from paceline.training.own_loop.called_together import CalledTogether
-from paceline.training.own_loop.same_data import check_same_data
 from paceline.training.own_loop.together import weighted_mean
-from paceline.training.session import (
-    ServedSamples,
-    Serving,
-    current_session,
-    in_session,
-)
+from paceline.training.session import ServedSamples, current_session
 
 _log = logging.getLogger("paceline.training")
 
@@ -334,16 +318,6 @@ class Pace(CalledTogether):
             self._check_together()
         average_buffers(self.world, self._loop, self._exchange.trains)
 
-    def _check_together(self) -> None:
-        """Replicas that took the same steps are equal, unless something else moved them."""
-        try:
-            check_equal(self.world, self._loop)
-        except ReplicaError as error:
-            raise TrainingError(
-                f"{error}. What ranks change by hand is not exchanged: let optimizer.step() make "
-                "updates from gradients, and make other changes alike on all ranks"
-            ) from None
-
     def abandon(self) -> None:
         """This rank has failed: stop serving other ranks."""
         self._exchange.abandon()
@@ -393,7 +367,8 @@ class Pace(CalledTogether):
             if self._recovery is not None:
                 self._recovery.epochs.train_on(served.by)
             self._follow(served.how.balancer)
-            self._note_facts(served.how)
+            if self._trial is not None:
+                self._trial.facts = describe_loop(self._rule, self._exchange, served.how)
         if served.how.dealt:
             if weight:
                 assert self._unit_weight is not None, "each micro-batch has said its weight"
@@ -403,20 +378,6 @@ class Pace(CalledTogether):
             self._usual = Contribution(1, 1.0, more=True)
         elif new or served.how.dealt:  # else another step on the same batch
             self._usual = Contribution(new, weight / served.how.full, more=True)
-
-    def _note_facts(self, how: Serving) -> None:
-        """For `paceline tune`: what this loop could use against waiting, and does not."""
-        if self._trial is None:
-            return
-        balancer, by_speed = how.balancer, self._rule.exchange_kind == "gradients"
-        follows = balancer is not None and balancer.follows_speeds
-        self._trial.facts = RunFacts(
-            own_loop=True,
-            asynchronous=self.asynchronous,
-            can_cost=balancer is None and not how.dealt,
-            can_deal=not how.dealt,
-            can_measure_speeds=by_speed and not how.dealt and not follows,
-        )
 
     def _follow(self, balancer: Balancer | None) -> None:
         """Let a shard know what steps take."""
@@ -432,83 +393,3 @@ class Pace(CalledTogether):
                 f"{self._rule.name} is asynchronous; give cost as length, an array or a function"
             )
         self._balancer = balancer
-
-
-@contextmanager
-def keep_pace(
-    model: Any,
-    optimizer: Any,
-    rule: str | Mapping[str, Any] | Rule = "bsp",
-    *,
-    exchange: Mapping[str, Any] | ExchangeSettings | None = None,
-    clip_norm: float | None = None,
-    max_rejected: int = 10,
-    stall_warning_s: float = 30.0,
-    stall_timeout_s: float = 1800.0,
-    elastic: bool | None = None,
-    world: World | None = None,
-    **settings_of_rule: object,
-) -> Iterator[Pace]:
-    """Keep this rank's model in pace with those of the other ranks, inside the block.
-
-    On entry all ranks take over rank 0's parameters and buffers. Each `optimizer.step()` exchanges
-    gradients or weights by the rule, weighted by the samples that `shard` handed out (equally
-    without it, or as `pace.weigh` says), and clips gradients to `clip_norm`. Ranks whose loops
-    end sooner wait in the block's end and take part without samples until all have come; so uneven
-    loops never hang. At the end BatchNorm-like buffers are averaged and the model is the same on
-    every rank.
-
-    Settings of the rule are keywords: `keep_pace(model, optimizer, "average", every=8)`.
-
-    `exchange` says how (docs/settings.md): with bsp, ranks of one node `share` a single copy of the
-    parameters and of the optimizer's state and divide the optimizer's work, which is faster and
-    takes less memory. Then nothing but the optimizer may change the parameters (if something does,
-    an error says so), and gradients are gone after the step. With `{"share": False}` every rank has
-    its own. With `{"overlap": True}` gradients travel to other nodes while backward still runs:
-    then a step has one backward, and nothing changes the gradients after it.
-
-    Gradients that are not finite are left out of the step; more than `max_rejected` times on one
-    rank end the run. When nothing has moved for `stall_warning_s`, a warning says who is missing;
-    after `stall_timeout_s` all ranks are ended.
-
-    With `elastic`, by default in a job that was started with `paceline run --elastic`, a rank that
-    is killed does not end the others, by a rule whose ranks wait for each other (bsp, average,
-    diloco): the interrupted `optimizer.step()` is finished by those that are left, and `shard`
-    deals them the samples that the lost rank had left, in this epoch. So all ranks end an epoch
-    together. `pace.world` and `paceline.init()` are the ranks that are left; a world from before
-    raises RanksLost. `elastic=False`: a lost rank ends the run.
-    """
-    world = latest(world or init())
-    limit_threads(fair_threads(world))
-    rule = make_rule(rule, **settings_of_rule)
-    settings = make_settings(exchange)
-    if rule.exchange_kind == "gradients" and settings.overlap and not settings.share:
-        raise ConfigError(
-            "exchange.overlap is for gradients of shared replicas, and exchange.share is false; "
-            "omit one of them"
-        )
-    check_same_data(world)
-    loop = make_loop(model, optimizer)
-    context = ExchangeContext(settings=settings, clip_norm=clip_norm, fail=fail)
-    limits = StepLimits(
-        max_rejected, clip_norm, stall_warning_s=stall_warning_s, stall_timeout_s=stall_timeout_s
-    )
-    goes_on = choose_elastic(
-        elastic, world, loop, is_asynchronous(rule, settings, world), rule.name
-    )
-    pace = Pace(world, loop, rule, context, limits, goes_on, bool(elastic) and goes_on)
-    end = loop.around_step(pace.before_step, pace.after_step, lambda: pace.steps_itself)
-    try:
-        with (
-            in_session(pace),
-            ending_together(world),
-            watched(pace.progress, stall_warning_s, stall_timeout_s),
-        ):
-            yield pace
-            pace.leave()
-    except BaseException:
-        pace.abandon()
-        raise
-    finally:
-        end()
-        loop.release()

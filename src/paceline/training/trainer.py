@@ -16,8 +16,7 @@ from paceline.comm.rank0 import on_rank0
 from paceline.config.reading import read_config
 from paceline.config.run import RunConfig
 from paceline.core.trees import Tree
-from paceline.core.vectors import checksum
-from paceline.data import Stream, batches_per_epoch
+from paceline.data import Stream
 from paceline.data.cache.node_cache import NodeCache
 from paceline.errors import ConfigError, RanksLost
 from paceline.frameworks.random_state import seed_generators
@@ -37,7 +36,7 @@ from paceline.runtime.world import (
     part_with,
 )
 from paceline.sync.interface import Exchange
-from paceline.sync.make import is_asynchronous, make_exchange, next_exchange_id
+from paceline.sync.make import make_exchange, next_exchange_id
 from paceline.sync.replicas import start_equal
 from paceline.sync.settings import ExchangeContext
 from paceline.training.build import build_replica
@@ -49,7 +48,7 @@ from paceline.training.loop.async_run import AsyncRun
 from paceline.training.loop.clock import Clock
 from paceline.training.loop.dealing import Dealer
 from paceline.training.loop.run import TrainingRun
-from paceline.training.loop.state import Datasets, RunOutputs, RunState
+from paceline.training.loop.state import Datasets, RunState
 from paceline.training.loop.sync_run import SyncRun
 from paceline.training.loop.worker import most_in_hand
 from paceline.training.membership.recruiter import Recruiter
@@ -61,6 +60,7 @@ from paceline.training.resume.resumed import Resumed, check_identity, find_resum
 from paceline.training.resume.snapshot import restore_replica, restore_run
 from paceline.training.run_data import check_elastic, make_dealer, open_run_data
 from paceline.training.run_dir import find_run_dir, make_run_dir, summarise, write_outcome
+from paceline.training.run_facts import batches_to_grant, describe_start, identify, numbered_for
 
 if TYPE_CHECKING:
     from paceline.comm.joining import Newcomer
@@ -180,7 +180,7 @@ class Trainer:
         except RanksLost as error:
             _log.info("%s", error)
             raise SystemExit(0) from None
-        self._identity = self._identify(self._data)
+        self._identity = identify(self.config, self.world, self.replica, self._data)
         check_identity(goes_on.facts, self._identity, self.run_dir)
         self._start = int(goes_on.facts["start"])
         return goes_on
@@ -232,7 +232,7 @@ class Trainer:
         setup_logging(world.rank, world.size)
         if goes_on is None:
             self._prepare(cache)
-            self._identity = identity = self._identify(self._data)
+            self._identity = identity = identify(config, world, self.replica, self._data)
             self._resumed = self._find_resumed(identity)
         resumed = goes_on or self._resumed
         self._exchange = exchange = self._make_exchange(self._data, resumed)
@@ -256,7 +256,8 @@ class Trainer:
         seconds = time.perf_counter() - self._began
         summary = summarise(self.history, world.size, config.rule.name, seconds, stopped)
         summary |= self._state.summary if self._state is not None else {}
-        on_rank0(world, lambda: self._save(summary))
+        save = partial(save_model, self.replica.save, self.run_dir)
+        on_rank0(world, lambda: write_outcome(self.run_dir, config, save().name, summary))
         return Result(
             getattr(self.replica, "module", self.replica), self.history, summary, self.run_dir
         )
@@ -277,7 +278,7 @@ class Trainer:
         frame = ExchangeContext(
             exchange_id=next_exchange_id(world),
             settings=config.exchange,
-            batches=self._batches_to_grant(data, resumed),
+            batches=batches_to_grant(config, world, data, resumed),
             most_in_hand=most_in_hand(config.data.loaders),
             saved=resumed.centre if resumed is not None else None,
             seed=config.seed,
@@ -299,21 +300,23 @@ class Trainer:
         config, world, data, before = self.config, self.world, self._data, self._state
         goes_on = isinstance(resumed, Carried)
         self._claim_together(goes_on)
+        parts = world, config, self._exchange, self.replica, self.run_dir, self._start
         with ExitStack() as stack:
+            outputs = open_outputs(stack, *parts)
             self._state = state = RunState(
                 config,
                 world,
                 self.replica,
                 self._exchange,
                 data,
-                self._open_outputs(stack),
+                outputs,
                 CallbackList(self.callbacks, self),
                 self._stop_requests,
                 self.clock,
                 self.history,
                 self._identity,
                 start=self._start,
-                numbered_for=self._numbered_for(resumed),
+                numbered_for=numbered_for(world, resumed),
                 dealer=dealer,
                 watch=watch,
                 nodes=world.allgather_values(world.node),
@@ -321,7 +324,6 @@ class Trainer:
                 epoch_begun=before.epoch_begun if before is not None and goes_on else None,
                 stop_asked=before is not None and goes_on and before.stop_asked,
             )
-            outputs = state.outputs
             run = (AsyncRun if self._exchange.asynchronous else SyncRun)(state)
             if resumed is not None:
                 restore_run(run, resumed)
@@ -367,13 +369,10 @@ class Trainer:
         if isinstance(resumed, Carried):
             progress.begin(self.config.epochs, size, resumed.describe())
             return
-        progress.begin(self.config.epochs, size, self._describe(self._data))
+        text = describe_start(self.config, self.world, self._exchange, self._data)
+        progress.begin(self.config.epochs, size, text)
         if resumed is not None:
             progress.message(resumed.describe())
-
-    def _open_outputs(self, stack: ExitStack) -> RunOutputs:
-        parts = self.world, self.config, self._exchange, self.replica
-        return open_outputs(stack, *parts, self.run_dir, self._start)
 
     def _claim_together(self, goes_on: bool) -> None:
         """Rank 0 holds the run directory; if it was lost, the next one does."""
@@ -386,72 +385,16 @@ class Trainer:
 
     def _claim_run_dir(self, found: Path | None) -> Path:
         run_dir, self._claim = make_run_dir(self.config, found)
-        replica = self.replica
-        check_room(run_dir, replica.parameters().nbytes + replica.buffers().nbytes)
+        check_room(run_dir, self.replica.parameters().nbytes + self.replica.buffers().nbytes)
         return run_dir
 
-    def _identify(self, data: Datasets) -> Tree:
-        """Facts that a resumed run must match."""
-        config, train, balancer = self.config, data.train, data.balancer
-        fixed = balancer is not None and not balancer.learns
-        facts = {
-            "model": self.replica.layout.fingerprint(),
-            "rule": config.rule.name,
-            "seed": config.seed,
-            "shuffle": config.data.shuffle,
-            "samples_of_data": None if isinstance(train, Stream) else len(train),
-            "order_of_data": getattr(train, "order_facts", None) if config.data.shuffle else None,
-            "asynchronous": is_asynchronous(config.rule, config.exchange, self.world),
-            "costs_of_data": checksum(balancer.balance.costs) if balancer and fixed else None,
-            "bucketing": config.data.bucketing,
-            "weights_of_data": None if data.weights is None else checksum(data.weights),
-            "tokens_per_batch": config.data.tokens_per_batch,
-            "padded": None if balancer is None else balancer.balance.padded,
-            "deal": config.data.deal,
-        }
-        if facts["asynchronous"]:  # batches are numbered through the run
-            facts["batch"] = config.data.batch_size * config.accumulate
-        return facts
-
     def _find_resumed(self, identity: Tree) -> Resumed | None:
-        config, world = self.config, self.world
-        self._found = on_rank0(world, lambda: find_run_dir(config))
-        resumed = find_resumed(config.resume, self._found, world)
+        config = self.config
+        self._found = on_rank0(self.world, lambda: find_run_dir(config))
+        resumed = find_resumed(config.resume, self._found, self.world)
         if resumed is not None:
             resumed.check_model(self.replica.layout)
             check_identity(resumed.facts, identity, resumed.run_dir)
             same = resumed.facts["optimizer"] == config.describe()["optimizer"]
             restore_replica(self.replica, resumed, same)
         return resumed
-
-    def _numbered_for(self, resumed: Continuation | None) -> int:
-        """For how many workers batches are numbered: those that the run began with."""
-        return self.world.size if resumed is None else int(resumed.facts["numbered_for"])
-
-    def _batches_to_grant(self, data: Datasets, resumed: Continuation | None) -> int:
-        """Of the whole run, if it is asynchronous."""
-        config = self.config
-        if not is_asynchronous(config.rule, config.exchange, self.world):
-            return 0
-        size = config.data.batch_size * config.accumulate
-        balance = None if data.balancer is None else data.balancer.balance
-        workers = self._numbered_for(resumed)
-        return config.epochs * batches_per_epoch(data.train, size, workers, balance)
-
-    def _describe(self, data: Datasets) -> str:
-        config, world, exchange, train = self.config, self.world, self._exchange, data.train
-        nodes = len(set(world.allgather_values(world.node)))
-        batch = (data.usual_batch or config.data.batch_size) * config.accumulate
-        about = "about " if data.usual_batch else ""
-        in_all = "" if exchange.asynchronous else f" ({about}{batch * world.size} in all)"
-        samples = "a stream" if isinstance(train, Stream) else f"{len(train):,} samples"
-        text = (
-            f"{world.size} rank{'s' * (world.size > 1)} on {nodes} node{'s' * (nodes > 1)}, "
-            f"rule {config.rule.name}, batch {about}{batch} per rank{in_all}, "
-            f"{train.name}: {samples}"
-        )
-        return "\n".join(filter(None, (text, exchange.describe())))
-
-    def _save(self, summary: Tree) -> None:
-        model = save_model(self.replica.save, self.run_dir)
-        write_outcome(self.run_dir, self.config, model.name, summary)

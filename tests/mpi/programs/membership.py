@@ -17,7 +17,7 @@ from paceline.errors import Interrupted
 from paceline.runtime.world import is_newcomer
 from paceline.testing import Fault, Inject
 from paceline.training.callbacks import Callback
-from paceline.training.membership.requests import Inquiry, Request
+from paceline.training.membership.requests import Inquiry, MembershipRequest
 
 LONGEST_S = 150.0
 
@@ -49,7 +49,9 @@ class Ask(Callback):
         kind, count = asked["kind"], asked.get("count", 0)
         ranks = tuple(asked.get("ranks", ()))
         # To be replaced means to wait for somebody whom nobody has asked for.
-        inquiry = Inquiry(trainer.run_dir, Request(kind, count, (), ranks)) if kind else None
+        inquiry = (
+            Inquiry(trainer.run_dir, MembershipRequest(kind, count, (), ranks)) if kind else None
+        )
         end = time.monotonic() + LONGEST_S
         while time.monotonic() < end and not trainer._recruiter.wants_change:
             answer = inquiry and inquiry.answer()

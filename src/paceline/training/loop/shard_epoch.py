@@ -48,7 +48,7 @@ class ShardEpoch:
     deals: int = 0
     """How often it was dealt again."""
 
-    def change(self, deal: Deal, rank: int) -> None:
+    def change(self, deal: RestOfEpoch, rank: int) -> None:
         """Go on with what was dealt."""
         if not deal.ranks:
             self.ranks = ()
@@ -60,7 +60,7 @@ class ShardEpoch:
         self.deals += 1
 
 
-class Deal(NamedTuple):
+class RestOfEpoch(NamedTuple):
     """What is left of an epoch, the same on all ranks of the next world."""
 
     name: Name
@@ -91,7 +91,7 @@ class ShardEpochs:
     current: ShardEpoch | None = None
     """The one that it trains on."""
     _begun: dict[object, ShardEpoch] = field(default_factory=dict)
-    _dealt: dict[Name, Deal] = field(default_factory=dict)
+    _dealt: dict[Name, RestOfEpoch] = field(default_factory=dict)
     """Before this rank has begun them."""
 
     @property
@@ -126,7 +126,7 @@ class ShardEpochs:
 
     def plan(
         self, world: World, rank: int, leaves: bool, reported: Vector | None
-    ) -> tuple[list[int], Deal | None]:
+    ) -> tuple[list[int], RestOfEpoch | None]:
         """Ranks were lost, and those that are left, in `world`, come here: who they were before,
         and what is left for them. `rank` is this one's number before, and `reported` what each had
         taken at the last exchange."""
@@ -140,13 +140,13 @@ class ShardEpochs:
         if not names:
             return before, None
         source = next(at for at, standing in enumerate(everyone) if standing.name is not None)
-        deal: Deal | None = None
+        deal: RestOfEpoch | None = None
         if world.rank == source:
             assert at is not None
             deal = _deal(at, everyone, reported, is_common=len(names) == 1)
         return before, world.bcast_value(deal, source)
 
-    def change(self, deal: Deal | None, rank: int) -> None:
+    def change(self, deal: RestOfEpoch | None, rank: int) -> None:
         """All ranks go on with this deal."""
         self._dealt = {}
         if deal is None:
@@ -161,9 +161,9 @@ class ShardEpochs:
 
 def _deal(
     at: ShardEpoch, everyone: Sequence[_Standing], reported: Vector | None, is_common: bool
-) -> Deal:
+) -> RestOfEpoch:
     if at.split is None or not at.ranks or not is_common:
-        return Deal(at.name, (), (), ())
+        return RestOfEpoch(at.name, (), (), ())
     split = at.split(at.remainder)
     standings = {standing.rank: standing for standing in everyone}
     left = np.zeros(split.samples, bool)
@@ -179,7 +179,7 @@ def _deal(
                 left[first:last] = True
     in_hand = tuple(_in_hand(at, split, standing) for standing in everyone)
     sharers = tuple(new for new, standing in enumerate(everyone) if not standing.leaves)
-    return Deal(at.name, as_ranges(np.flatnonzero(left)), sharers, in_hand)
+    return RestOfEpoch(at.name, as_ranges(np.flatnonzero(left)), sharers, in_hand)
 
 
 def _in_hand(at: ShardEpoch, split: EpochSplit, standing: _Standing) -> Ranges:

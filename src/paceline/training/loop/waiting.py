@@ -12,9 +12,12 @@ from paceline.data import ArraySource, Source, Stream
 from paceline.observe.step_samples import MOST, StepSamples
 from paceline.observe.verdict import RankTimes, judge
 from paceline.observe.waiting import RunFacts, advise, split_waiting
+from paceline.rules import Rule
 from paceline.runtime.resources import cores_of_node
+from paceline.sync.interface import Exchange
 from paceline.sync.make import resolve
 from paceline.training.loop.state import RunState
+from paceline.training.session import Serving
 
 _MANY = 64
 """Ranks above which each sends fewer samples of its steps."""
@@ -95,3 +98,16 @@ def _is_dense(source: Source | Stream) -> bool:
         return False
     arrays = (leaf for leaf in leaves(source.inputs) if isinstance(leaf, np.ndarray))
     return not any(array.dtype.hasobject for array in arrays)
+
+
+def describe_loop(rule: Rule, exchange: Exchange, how: Serving) -> RunFacts:
+    """For `paceline tune`: what a user's own loop could use against waiting, and does not."""
+    balancer, by_speed = how.balancer, rule.exchange_kind == "gradients"
+    follows = balancer is not None and balancer.follows_speeds
+    return RunFacts(
+        own_loop=True,
+        asynchronous=exchange.asynchronous,
+        can_cost=balancer is None and not how.dealt,
+        can_deal=not how.dealt,
+        can_measure_speeds=by_speed and not how.dealt and not follows,
+    )

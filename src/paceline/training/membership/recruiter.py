@@ -21,7 +21,7 @@ from paceline.comm import World
 from paceline.config.stopping import ElasticConfig
 from paceline.errors import PacelineError
 from paceline.runtime.job_dir import HOSTS
-from paceline.training.membership.requests import Answer, Desk, Request
+from paceline.training.membership.requests import Answer, Desk, MembershipRequest
 from paceline.training.membership.starting import Starter
 from paceline.training.resume.carried import Change
 
@@ -133,7 +133,7 @@ class Recruiter:
                     self._check(order)
                 self.wants_change = any(map(self._is_ready, self._orders))
 
-    def _take(self, key: str, request: Request) -> None:
+    def _take(self, key: str, request: MembershipRequest) -> None:
         """Accept a request, or say why not."""
         if request.kind == "scale" and request.count == self._expected():
             text = f"{_count(request.count)}, as you want"
@@ -148,12 +148,12 @@ class Recruiter:
         if count:
             self._answer(order, f"{count} process{'es' * (count > 1)} to start")
 
-    def _plan(self, key: str, request: Request) -> tuple[_Order, str | None]:
+    def _plan(self, key: str, request: MembershipRequest) -> tuple[_Order, str | None]:
         if request.kind == "scale":
             more = request.count - self._expected()
             last = range(self._size + more, self._size) if more < 0 else range(0)
             kind = "join" if more > 0 else "leave"
-            return self._plan(key, Request(kind, more, request.hosts, tuple(last)))
+            return self._plan(key, MembershipRequest(kind, more, request.hosts, tuple(last)))
         if request.kind == "join":
             hosts = self._places(request)
             return _Order(key, hosts), self._why_not_join(hosts)
@@ -161,7 +161,7 @@ class Recruiter:
         leaving = tuple(sorted({*request.ranks, *on_hosts}))
         return _Order(key, leaving=leaving), self._why_not_leave(leaving)
 
-    def _places(self, request: Request) -> list[str | None]:
+    def _places(self, request: MembershipRequest) -> list[str | None]:
         return list(request.hosts) or self._choose_hosts(request.count)
 
     def _choose_hosts(self, count: int) -> list[str | None]:

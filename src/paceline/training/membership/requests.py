@@ -28,7 +28,7 @@ _LONGEST = 100_000
 
 
 @dataclass(frozen=True)
-class Request:
+class MembershipRequest:
     """What is asked for."""
 
     kind: str
@@ -66,7 +66,7 @@ class Desk:
                 write_text(_TOKEN, self._token, folder)
         self._taken: set[str] = set()
 
-    def take(self) -> list[tuple[str, Request]]:
+    def take(self) -> list[tuple[str, MembershipRequest]]:
         """New requests, by their names, the oldest first; those without the token do not count."""
         found = []
         with suppress(OSError), opened_folder(self._folder) as folder:
@@ -78,13 +78,13 @@ class Desk:
                         found.append((key, self._read(name, folder)))
         return found
 
-    def _read(self, name: str, folder: int) -> Request:
+    def _read(self, name: str, folder: int) -> MembershipRequest:
         text = read_text(name, folder)
         values = json.loads(text) if len(text) <= _LONGEST else {}
         if not secrets.compare_digest(str(values.pop("token")), self._token):
             raise ValueError("another token")
         hosts, ranks = (tuple(values.pop(name)) for name in ("hosts", "ranks"))
-        return Request(**values, hosts=hosts, ranks=ranks)
+        return MembershipRequest(**values, hosts=hosts, ranks=ranks)
 
     @property
     def target(self) -> int | None:
@@ -129,7 +129,7 @@ class Desk:
 class Inquiry:
     """A request, as whoever makes it sees it."""
 
-    def __init__(self, run_dir: Path, request: Request) -> None:
+    def __init__(self, run_dir: Path, request: MembershipRequest) -> None:
         self._folder = run_dir / FOLDER
         if not run_dir.is_dir():
             raise ConfigError(f"{run_dir} is not a directory; name the directory of a run")

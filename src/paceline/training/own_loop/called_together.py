@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.comm import World
-from paceline.errors import ConfigError, TrainingError
+from paceline.errors import ConfigError, ReplicaError, TrainingError
 from paceline.frameworks.replica import Loop
 from paceline.rules import Rule
 from paceline.sync.interface import Exchange
@@ -79,3 +79,13 @@ class CalledTogether(ABC):
     def check(self) -> None:
         """Compare a hash of the parameters over all ranks; an error if they differ."""
         self._together(lambda: check_equal(self.world, self._loop))
+
+    def _check_together(self) -> None:
+        """Replicas that took the same steps are equal, unless something else moved them."""
+        try:
+            check_equal(self.world, self._loop)
+        except ReplicaError as error:
+            raise TrainingError(
+                f"{error}. What ranks change by hand is not exchanged: let optimizer.step() make "
+                "updates from gradients, and make other changes alike on all ranks"
+            ) from None

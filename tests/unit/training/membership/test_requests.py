@@ -6,10 +6,10 @@ import stat
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.training.membership.requests import FOLDER, Answer, Desk, Inquiry, Request
+from paceline.training.membership.requests import FOLDER, Answer, Desk, Inquiry, MembershipRequest
 
-JOIN = Request("join", 2, ("n07", "n08"))
-LEAVE = Request("leave", ranks=(1, 3))
+JOIN = MembershipRequest("join", 2, ("n07", "n08"))
+LEAVE = MembershipRequest("leave", ranks=(1, 3))
 
 
 def test_requests_are_taken_once_in_the_order_in_which_they_were_made(tmp_path):
