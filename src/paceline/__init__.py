@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from paceline.training.batches import shard
     from paceline.training.callbacks import Callback
     from paceline.training.deal import deal
-    from paceline.training.keep_pace import keep_pace
+    from paceline.training.own_loop.keep_pace import keep_pace
     from paceline.training.own_loop.together import mean, print
     from paceline.training.tensorboard import TensorBoard
     from paceline.training.trainer import Result, Trainer
@@ -40,7 +40,7 @@ _HOMES = {
     "World": "paceline.comm",
     "deal": "paceline.training.deal",
     "init": "paceline.runtime.world",
-    "keep_pace": "paceline.training.keep_pace",
+    "keep_pace": "paceline.training.own_loop.keep_pace",
     "mean": "paceline.training.own_loop.together",
     "print": "paceline.training.own_loop.together",
     "shard": "paceline.training.batches",

@@ -31,7 +31,7 @@ COMMANDS = {
 }
 """Each subcommand and its line in the help."""
 
-_TOGETHER = dict.fromkeys(("join", "leave", "scale"), "members")
+_TOGETHER = dict.fromkeys(("join", "leave", "scale"), "members") | {"events": "report"}
 """Subcommands that share a file."""
 
 

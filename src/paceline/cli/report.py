@@ -1,4 +1,4 @@
-"""`paceline report`: one page of a run, or of several compared."""
+"""`paceline report` and `paceline events`: what runs have left in their directories."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ REPORT = "report.html"
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    _add_report(commands)
+    _add_events(commands)
+
+
+def _add_report(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "report",
         description="Write one HTML page about a run, with the verdict, curves, and where time "
@@ -31,10 +36,21 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         type=Path,
         help="also write the figures as epochs.csv, steps.csv and workers.csv",
     )
-    parser.set_defaults(function=run)
+    parser.set_defaults(function=_report)
 
 
-def run(args: argparse.Namespace, given: list[str]) -> int:
+def _add_events(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "events",
+        description="Read the events of a run. `check` tells whether they prove that every sample "
+        "was used once in each epoch, whatever ranks were lost. Exit code: 0 if they do.",
+    )
+    parser.add_argument("action", choices=("check",))
+    parser.add_argument("run", metavar="RUN", help="the run's directory")
+    parser.set_defaults(function=_check_events)
+
+
+def _report(args: argparse.Namespace, given: list[str]) -> int:
     from paceline.core.files import cannot_write
     from paceline.observe.page import write_report
     from paceline.observe.page.figures import read_run
@@ -52,3 +68,16 @@ def run(args: argparse.Namespace, given: list[str]) -> int:
         raise cannot_write(Path(error.filename or path), error) from error
     sys.stdout.write("".join(f"{one}\n" for one in written))
     return 0
+
+
+def _check_events(args: argparse.Namespace, given: list[str]) -> int:
+    from paceline.observe import read_events
+    from paceline.observe.event_check import check_events
+
+    found = check_events(read_events(Path(args.run) / "events"))
+    for problem in found.problems:
+        sys.stdout.write(f"wrong: {problem}\n")
+    for fact in found.facts:
+        sys.stdout.write(f"{fact}\n")
+    sys.stdout.write("every sample was used once in each epoch\n" if found.is_whole else "")
+    return 0 if found.is_whole else 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.observe.tail import RunTail
+    from paceline.observe.watch.tail import RunTail
 
 _LINES_EVERY_S, _DRAW_EVERY_S = 10.0, 1.0
 
@@ -37,7 +37,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(args: argparse.Namespace, given: list[str]) -> int:
     from paceline.observe.progress import has_terminal
-    from paceline.observe.tail import RunTail
+    from paceline.observe.watch.tail import RunTail
 
     runs = [RunTail(path) for path in args.runs]
     terminal = has_terminal(os.environ, sys.stdout)
@@ -62,7 +62,7 @@ def _wait(runs: Sequence[RunTail], every_s: float, once: bool) -> bool:
 def _draw(runs: Sequence[RunTail], goes_on: Callable[[], bool]) -> None:
     from rich.live import Live
 
-    from paceline.observe.watch_view import render_runs
+    from paceline.observe.watch.view import render_runs
 
     for run in runs:
         run.look()
@@ -74,7 +74,7 @@ def _draw(runs: Sequence[RunTail], goes_on: Callable[[], bool]) -> None:
 
 def _write_lines(runs: Sequence[RunTail], goes_on: Callable[[], bool]) -> None:
     from paceline.observe.verdict import describe_verdict
-    from paceline.observe.watch_view import describe_run
+    from paceline.observe.watch.view import describe_run
 
     for run in runs:
         run.look()

@@ -21,7 +21,7 @@ from paceline.testing.faults import Fault
 from paceline.training.callbacks import Callback, Logs
 
 if TYPE_CHECKING:
-    from paceline.training.pace import Pace
+    from paceline.training.own_loop.pace import Pace
     from paceline.training.trainer import Trainer
 
 _SILENCE_S = 3600.0

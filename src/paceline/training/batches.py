@@ -45,7 +45,7 @@ from paceline.training.session import (
 )
 
 if TYPE_CHECKING:
-    from paceline.training.pace import Pace
+    from paceline.training.own_loop.pace import Pace
 
 Convert = Callable[[Any], Any]
 

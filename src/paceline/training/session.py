@@ -13,7 +13,7 @@ from paceline.errors import TrainingError
 if TYPE_CHECKING:
     from paceline.comm import World
     from paceline.training.balance import Balancer
-    from paceline.training.pace import Pace
+    from paceline.training.own_loop.pace import Pace
 
 
 class Serving(NamedTuple):

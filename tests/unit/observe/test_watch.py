@@ -10,8 +10,8 @@ from rich.console import Console
 
 from paceline.errors import DataError
 from paceline.observe import EpochRecord, EventLog, History, TimeSplit
-from paceline.observe.tail import RunTail
-from paceline.observe.watch_view import describe_run, render_runs
+from paceline.observe.watch.tail import RunTail
+from paceline.observe.watch.view import describe_run, render_runs
 
 RECORD = EpochRecord(1, 100, 2.0, 0.5, 0.25, 0.9, 0.05, 50.0, TimeSplit(1.0))
 

@@ -98,7 +98,7 @@ def test_a_rejected_step_counts_in_samples(monkeypatch):
         def note(self, samples, watch, unit):
             units.append(unit)
 
-    monkeypatch.setattr("paceline.training.pace.open_trial", lambda rank, workers: Log())
+    monkeypatch.setattr("paceline.training.own_loop.pace.open_trial", lambda rank, workers: Log())
 
     def spoil(model, optimizer):
         next(model.parameters()).grad[:] = float("nan")

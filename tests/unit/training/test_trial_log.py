@@ -96,7 +96,7 @@ def keep_pace_for(*arguments, **options):
 
 def _keep_pace_for(steps, folder, feed, weigh=None):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from paceline.training.keep_pace import keep_pace
+    from paceline.training.own_loop.keep_pace import keep_pace
 
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -152,7 +152,7 @@ def test_nothing_is_written_without_the_variable(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert TRIAL not in os.environ
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from paceline.training.keep_pace import keep_pace
+    from paceline.training.own_loop.keep_pace import keep_pace
 
     model = torch.nn.Linear(2, 1)
     with keep_pace(model, torch.optim.SGD(model.parameters(), lr=0.1), world=SoloWorld()) as pace:

@@ -28,7 +28,7 @@ from paceline.tools.bench.link import PEER, LinkSettings
 from paceline.tools.bench.ranks.peers import gloo_group
 from paceline.tools.bench.ranks.timing import best_of, time_together
 from paceline.training.batches import shard
-from paceline.training.keep_pace import keep_pace
+from paceline.training.own_loop.keep_pace import keep_pace
 
 BATCH = 64
 LOOK_EVERY = 32

@@ -16,7 +16,7 @@ from paceline.core.user_code import load_function
 from paceline.tools.bench.memory import MemorySettings
 from paceline.tools.bench.ranks.mappings import identify, read_mappings, resident_bytes
 from paceline.tools.bench.ranks.peers import gloo_group
-from paceline.training.keep_pace import keep_pace
+from paceline.training.own_loop.keep_pace import keep_pace
 
 
 def measure(world: World, settings: MemorySettings) -> dict[str, float]:

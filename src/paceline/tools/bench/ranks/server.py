@@ -19,7 +19,7 @@ from paceline.tools.bench.ranks.naive_server import Arrays, NaiveWorker, serve
 from paceline.tools.bench.ranks.peers import raw_mpi
 from paceline.tools.bench.ranks.timing import best_of, time_together
 from paceline.tools.bench.server import WORKERS, ServerSettings
-from paceline.training.keep_pace import keep_pace
+from paceline.training.own_loop.keep_pace import keep_pace
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm

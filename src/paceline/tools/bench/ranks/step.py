@@ -28,7 +28,7 @@ from paceline.tools.bench.harness import say
 from paceline.tools.bench.ranks.peers import gloo_group
 from paceline.tools.bench.ranks.timing import best_of, time_together
 from paceline.tools.bench.step import StepSettings, StepTimes
-from paceline.training.keep_pace import keep_pace
+from paceline.training.own_loop.keep_pace import keep_pace
 
 _TAG = 17
 _LOOK_EVERY_S = 0.002

@@ -42,8 +42,8 @@ from paceline.tools.bench.uneven import SLOWDOWN, HostsSettings, PartSettings, U
 from paceline.tools.bench.uneven_figures import Facts, ideal_seconds, mean_spread
 from paceline.training.batches import shard
 from paceline.training.deal import deal
-from paceline.training.keep_pace import keep_pace
-from paceline.training.pace import Pace
+from paceline.training.own_loop.keep_pace import keep_pace
+from paceline.training.own_loop.pace import Pace
 
 _EVALUATED_TOGETHER = 32
 _COMPUTING = ("counts", "planned", "learned", "speeds", "dynamic", "longest")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from paceline.observe.numbers import format_count, format_duration, format_loss, format_percent
-from paceline.observe.tail import RunTail, WorkerState
 from paceline.observe.verdict import describe_verdict
+from paceline.observe.watch.tail import RunTail, WorkerState
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

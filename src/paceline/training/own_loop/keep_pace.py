@@ -19,8 +19,8 @@ from paceline.sync.make import is_asynchronous
 from paceline.sync.settings import ExchangeContext, ExchangeSettings, make_settings
 from paceline.training.loop.recovery import choose_elastic
 from paceline.training.loop.stepper import StepLimits
+from paceline.training.own_loop.pace import Pace
 from paceline.training.own_loop.same_data import check_same_data
-from paceline.training.pace import Pace
 from paceline.training.session import in_session
 
 

@@ -1,0 +1,1 @@
+"""A run seen from its directory while it trains."""
