@@ -10,9 +10,9 @@ from paceline import __version__
 LOAD_ALL = """
 import sys
 from importlib import import_module
-from paceline.cli import COMMANDS
+from paceline.cli import COMMANDS, module_of
 for name in COMMANDS:
-    import_module(f"paceline.cli.{name.replace('-', '_')}")
+    import_module(module_of(name))
 print([name for name in ("torch", "mpi4py") if name in sys.modules])
 """
 

@@ -35,6 +35,11 @@ _TOGETHER = dict.fromkeys(("join", "leave", "scale"), "members") | {"events": "r
 """Subcommands that share a file."""
 
 
+def module_of(name: str) -> str:
+    """That of a subcommand."""
+    return f"paceline.cli.{_TOGETHER.get(name, name.replace('-', '_'))}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; the exit code is 0 only if all of it succeeded."""
     if os.environ.get("PACELINE_ELASTIC") == "joins":  # it was started to join a job
@@ -68,8 +73,7 @@ def _make_parser(called: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"paceline {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     if called in COMMANDS:
-        module = _TOGETHER.get(called, called.replace("-", "_"))
-        import_module(f"paceline.cli.{module}").add_parser(commands)
+        import_module(module_of(called)).add_parser(commands)
     else:
         for name, line in COMMANDS.items():
             commands.add_parser(name, help=line)
