@@ -6,7 +6,12 @@ TRAIN = "verdicts:train"
 
 
 @pytest.mark.parametrize(
-    ("fault", "cause"), [("compute", "compute"), ("data", "data"), ("core", "other load")]
+    ("fault", "cause"),
+    [
+        ("compute", "compute"),
+        ("data", "data"),
+        pytest.param("core", "other load", marks=pytest.mark.slow),
+    ],
 )
 def test_a_slow_rank_of_a_synchronous_run_is_named_with_its_cause(resident, fault, cause):
     found = resident(2, TRAIN, fault, "bsp")
@@ -34,7 +39,7 @@ def test_a_healthy_run_names_nobody(resident, rule):
     [
         ({"name": "average", "every": 2}, "compute", "compute"),
         ("easgd", "compute", "compute"),
-        ("easgd", "data", "data"),
+        pytest.param("easgd", "data", "data", marks=pytest.mark.slow),
         pytest.param("easgd", "core", "other load", marks=pytest.mark.slow),
         pytest.param("gossip", "compute", "compute", marks=pytest.mark.slow),
     ],
