@@ -188,7 +188,7 @@ def _train_elastic(settings, ranks, run_dir, length_s, chance, outcome, launcher
                 process.wait(timeout=chance.uniform(0.0, 0.6))
                 break
             except subprocess.TimeoutExpired:
-                outcome.kills += _kill_rank(process.pid, chance)
+                outcome.kills += kill_rank(process.pid, chance)
         code = process.wait(timeout=DEADLINE_S)
     finally:
         if process.poll() is None:
@@ -199,7 +199,7 @@ def _train_elastic(settings, ranks, run_dir, length_s, chance, outcome, launcher
         raise subprocess.TimeoutExpired(command, DEADLINE_S)
 
 
-def _kill_rank(launcher: int, chance: random.Random) -> bool:
+def kill_rank(launcher: int, chance: random.Random) -> bool:
     """One of the ranks that are left."""
     family = [str(pid) for pid in _descendants(launcher)]
     ranks = [pid for pid in family if "OMPI_COMM_WORLD_RANK=" in _environ(_proc(pid))]

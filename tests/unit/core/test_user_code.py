@@ -6,7 +6,7 @@ import textwrap
 import pytest
 
 from paceline.comm import SoloWorld
-from paceline.config.run import RunConfig
+from paceline.config.reading import read_config
 from paceline.core.user_code import load_function
 from paceline.data import open_data
 from paceline.errors import ConfigError, PacelineError
@@ -76,8 +76,8 @@ def test_data_and_models_of_that_name_import_nothing(tmp_path, spec):
     write(tmp_path / "trap.py", "raise SystemError('imported')\n")
     with pytest.raises(PacelineError, match=r"is not a data set|names no function"):
         open_data(spec, part="train")
-    with pytest.raises(ConfigError, match="names no function"):
-        build_replica(RunConfig(model=spec), SoloWorld())
+    with pytest.raises(ConfigError, match="names no function|no model|name the function"):
+        build_replica(read_config({"model": spec}), SoloWorld())
     assert "trap" not in sys.modules
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -134,7 +135,7 @@ class Inquiry:
         if not run_dir.is_dir():
             raise ConfigError(f"{run_dir} is not a directory; name the directory of a run")
         # Names sort in the order in which they were made.
-        self._key = f"{os.times().elapsed:020.3f}-{secrets.token_hex(4)}"
+        self._key = f"{time.time_ns():020d}-{secrets.token_hex(4)}"
         try:
             with opened_folder(self._folder) as folder:
                 token = read_text(_TOKEN, folder)
