@@ -76,7 +76,7 @@ def test_data_and_models_of_that_name_import_nothing(tmp_path, spec):
     write(tmp_path / "trap.py", "raise SystemError('imported')\n")
     with pytest.raises(PacelineError, match=r"is not a data set|names no function"):
         open_data(spec, part="train")
-    with pytest.raises(ConfigError, match="names no function|no model|name the function"):
+    with pytest.raises(ConfigError, match=r"names no function|no model|name the function"):
         build_replica(read_config({"model": spec}), SoloWorld())
     assert "trap" not in sys.modules
 
