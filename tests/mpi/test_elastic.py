@@ -95,7 +95,7 @@ def test_a_rank_is_lost_while_the_others_recover_and_one_at_the_end(elastic):
 @pytest.mark.parametrize(
     "rule",
     [
-        {"name": "average", "start_after": 2},
+        pytest.param({"name": "average", "start_after": 2}, marks=SLOW),
         pytest.param({"name": "diloco", "outer_momentum": 0.5}, marks=SLOW),
     ],
     ids=["average", "diloco"],
@@ -140,6 +140,7 @@ MOMENTUM = {"name": "momentum", "lr": 0.3, "momentum": 0.3}
             ["rank=3,step=10,at=serving", "rank=1,step=30"],
             "the centre is restored from rank",
             id="server-then-worker",
+            marks=SLOW,
         ),
         pytest.param(
             {**DOWNPOUR, "server_optimizer": MOMENTUM},
@@ -190,7 +191,7 @@ def test_what_lost_servers_held_is_restored(elastic, rule, where, faults, said):
 @pytest.mark.parametrize(
     ("ranks", "faults"),
     [
-        (4, ["sigstop:rank=2,step=4", "hang:rank=0,step=9"]),
+        pytest.param(4, ["sigstop:rank=2,step=4", "hang:rank=0,step=9"], marks=SLOW),
         pytest.param(3, ["sigstop:rank=0,step=4"], marks=SLOW),
         pytest.param(3, ["sigstop:rank=1,step=4", "sigkill:rank=2,step=9"], marks=SLOW),
     ],

@@ -100,7 +100,11 @@ def replay(logs, epochs=EPOCHS):
 
 @pytest.mark.parametrize(
     ("moment", "counts"),
-    [("before", False), ("moving", True), pytest.param("after", True, marks=SLOW)],
+    [
+        pytest.param("before", False, marks=SLOW),
+        ("moving", True),
+        pytest.param("after", True, marks=SLOW),
+    ],
 )
 def test_the_step_is_finished_by_those_who_are_left(loop, one_thread, moment, counts):
     """Bit for bit what its samples give, in a world that is smaller from there on: with the lost
@@ -140,7 +144,8 @@ def test_ranks_are_lost_one_after_the_other(loop, settings):
     assert logs.ends[0]["size"] == 1
 
 
-@pytest.mark.parametrize("share", [True, pytest.param(False, marks=SLOW)])
+@SLOW
+@pytest.mark.parametrize("share", [True, False])
 def test_ranks_are_lost_at_the_end_of_an_epoch_and_of_the_loop(loop, share):
     """100 samples are 5 steps of 4 ranks; the second epoch has 7 of 3, the last 10 of 2."""
     faults = ["rank=1,step=5,at=before", "rank=0,step=13,at=after", "rank=2,step=1,at=end"]
@@ -150,6 +155,7 @@ def test_ranks_are_lost_at_the_end_of_an_epoch_and_of_the_loop(loop, share):
     assert [len({*logs.batches(1, epoch)[0]}) for epoch in (0,)] == [5]
 
 
+@SLOW
 def test_a_rank_is_lost_while_the_others_recover(loop):
     logs = loop(4, "bsp", ["rank=1,step=3,at=before", "rank=0,step=2,at=recovery"])
     for epoch in range(EPOCHS):
@@ -175,6 +181,7 @@ def test_rules_that_merge_weights(loop, rule):
     assert logs.ends[0]["size"] == 1
 
 
+@SLOW
 def test_steps_of_several_batches_and_epochs_that_are_broken_off(loop):
     """A batch is in hand until the step that it goes into is taken."""
     faults = ["rank=1,step=2,at=before"]
