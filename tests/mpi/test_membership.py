@@ -84,6 +84,7 @@ def test_a_run_that_grew_is_one_that_began_there_with_more_ranks(run, tmp_path):
     assert found["val_losses"] == expected["val_losses"]
 
 
+@SLOW
 def test_lost_ranks_are_replaced_and_so_are_those_that_replace_them(run):
     """The leading one is lost, too, and later two that had come, both in the same step."""
     faults = ["sigkill:rank=1,step=4", "sigkill:rank=0,step=14"]
