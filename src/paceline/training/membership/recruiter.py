@@ -102,8 +102,8 @@ class Recruiter:
                 self._start_again(order)
             ready = [order for order in self._orders if self._is_ready(order)]
             for order in ready:
-                order.called = True
-                if order.leaving:  # a last word: if this rank is lost, the next one must not do it
+                is_new, order.called = not order.called, True
+                if order.leaving and is_new:  # a last word: the next leader must not do it again
                     rest = _count(self._size - len(order.leaving))
                     self._desk.target = (self._desk.target or 0) - len(order.leaving)
                     self._answer(order, f"{_name(order.leaving)} left; {rest} now", final=True)
